@@ -1,0 +1,1 @@
+"""Start, wait for, identify, read and stop real servers."""

@@ -1,0 +1,1 @@
+"""Records to numbers: windows, rates, latencies, intervals. Pure functions over arrays, no I/O."""

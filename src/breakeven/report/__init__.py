@@ -1,0 +1,1 @@
+"""Numbers to what people read: the live line, tables, Markdown, CSV."""
