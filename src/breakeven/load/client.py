@@ -1,0 +1,182 @@
+"""The client: planned requests in, records out. A server's fault becomes a record's outcome, never an exception."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import msgspec
+
+from breakeven.clock import KernelClock, MonotonicClock
+from breakeven.load.connection import Connection
+from breakeven.load.dialect import Dialect
+from breakeven.load.flight import Flight
+from breakeven.load.later import Later
+from breakeven.load.plan import PlannedRequest
+from breakeven.load.target import Target
+from breakeven.records import RequestRecord
+
+__all__ = ["Client"]
+
+#: How often deadlines are looked at; a time-out is late by at most this.
+_WATCH_S = 0.25
+#: A connection that isn't there after this long is one that failed.
+_CONNECT_TIMEOUT_S = 20.0
+
+
+class Client:
+    """Sends requests to one target, over as many keep-alive connections as there are requests in flight.
+
+    Use as an async context manager. `on_record` gets each request's record soon after its response ended; times in
+    records are relative to `origin_ns`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        dialect: Dialect,
+        model: str,
+        on_record: Callable[[RequestRecord], None],
+        *,
+        sampling: Mapping[str, Any],
+        extra_body: Mapping[str, Any],
+        timeout_s: float,
+        stall_timeout_s: float,
+        keep_text: bool = False,
+    ) -> None:
+        self._target, self._dialect, self._model, self._on_record = target, dialect, model, on_record
+        self._sampling, self._extra = sampling, (dialect.counting, extra_body)
+        self._timeout_ns, self._stall_ns = int(timeout_s * 1e9), int(stall_timeout_s * 1e9)
+        self._keep_text = keep_text
+        self._flights: set[Flight] = set()
+        self._idle: list[Connection] = []
+        self._sent = 0
+        self._finished_tokens = 0
+        self._finished_characters = 0
+        self.clock = MonotonicClock()
+        self.kernel_clock = KernelClock()
+        self.origin_ns = self.clock.now_ns()
+        self.chunks = 0
+
+    async def __aenter__(self) -> Self:
+        self._later = Later(asyncio.get_running_loop())
+        self._endpoint = await self._target.resolve()
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watcher.cancel()
+        for connection in self._idle:
+            connection.close()
+
+    async def connect(self, count: int) -> None:
+        """Opens connections until `count` are idle, so that a level starts without handshakes.
+
+        What can't be opened now is left to the request that will need it.
+        """
+        self._idle = [connection for connection in self._idle if connection.usable]
+        missing = max(0, count - len(self._idle))
+        for start in range(0, missing, 64):  # a listen queue is often 128 long
+            opened = (self._open() for _ in range(min(64, missing - start)))
+            for connection in await asyncio.gather(*opened, return_exceptions=True):
+                if isinstance(connection, Connection):
+                    self._idle.append(connection)
+
+    async def send(self, planned: PlannedRequest) -> bool:
+        """Sends one request; returns when its response has ended, with whether all of it came.
+
+        Cancelling abandons the request: its record says `cancelled`.
+        """
+        flight = Flight(self._sent, planned, self._dialect, due_ns=self.clock.now_ns())
+        self._sent += 1
+        self._flights.add(flight)
+        try:
+            await self._fly(flight, self._encode(planned))
+        except asyncio.CancelledError:
+            flight.fail("cancelled", "the level ended before the response did")
+            raise
+        except (OSError, TimeoutError) as error:
+            flight.fail("connection", str(error) or f"no connection within {_CONNECT_TIMEOUT_S:g} s")
+        finally:
+            self._flights.discard(flight)
+            flight.end(self.clock.now_ns())
+            self._later.add(lambda until_ns: self._finish(flight, until_ns))
+        return flight.came_through
+
+    async def settled(self) -> None:
+        """Returns when every response that has ended so far has become a record."""
+        await self._later.drained()
+
+    async def caught_up(self) -> None:
+        """Returns when all bytes that have come so far are parsed, those of running requests included."""
+        for flight in self._flights:
+            self._later.add(flight.parse)
+        await self._later.drained()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests sent whose responses have not ended."""
+        return len(self._flights)
+
+    def partial(self, level: int) -> list[tuple[int, list[tuple[int, int]]]]:
+        """The running requests of a level as far as they are parsed: `(sent_ns, arrivals)`, like a record's."""
+        rate = self._tokens_per_character()
+        return [
+            (flight.exchange.sent_ns - self.origin_ns, flight.arrivals(rate))
+            for flight in self._flights
+            if flight.planned.level.index == level and flight.exchange.sent_ns
+        ]
+
+    def tokens_so_far(self) -> int:
+        """Output tokens of all requests, finished or running, as far as they are parsed."""
+        rate = self._tokens_per_character()
+        return self._finished_tokens + sum(flight.tokens(rate) for flight in self._flights)
+
+    def _tokens_per_character(self) -> float:
+        return self._finished_tokens / self._finished_characters if self._finished_characters else 0.25
+
+    def _encode(self, planned: PlannedRequest) -> bytes:
+        body = self._dialect.body(planned.prompt, self._model, planned.max_tokens, self._sampling)
+        for extra in self._extra:
+            for name, value in extra.items():
+                ours = body.get(name)
+                body[name] = {**ours, **value} if isinstance(ours, dict) and isinstance(value, dict) else value
+        return self._target.post(self._dialect.path, msgspec.json.encode(body))
+
+    async def _open(self) -> Connection:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            return await Connection.open(self._endpoint, self.kernel_clock, self._later)
+
+    async def _fly(self, flight: Flight, request: bytes) -> None:
+        while self._idle and not self._idle[-1].usable:
+            self._idle.pop()
+        connection = self._idle.pop() if self._idle else await self._open()
+        await self._exchange(flight, connection, request)
+        if flight.may_be_resent and connection.exchanges > 1:
+            flight.reconnects += 1
+            await self._exchange(flight, await self._open(), request)
+
+    async def _exchange(self, flight: Flight, connection: Connection, request: bytes) -> None:
+        flight.connection = connection
+        await connection.exchange(request, flight.exchange, self.clock.now_ns)
+        if connection.usable:
+            self._idle.append(connection)
+
+    def _finish(self, flight: Flight, until_ns: int) -> bool:
+        if not flight.parse(until_ns):
+            return False
+        record = flight.record(self.origin_ns, self._target.scrub, keep_text=self._keep_text)
+        self.chunks += record.chunks
+        self._finished_tokens += record.output_tokens
+        self._finished_characters += flight.transcript.characters
+        self._on_record(record)
+        return True
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            self.kernel_clock.sync()
+            now_ns = self.clock.now_ns()
+            for flight in self._flights:
+                flight.check_deadlines(now_ns, self._timeout_ns, self._stall_ns)

@@ -1,0 +1,218 @@
+"""API dialects: how a request is put, and what one event of the answer means.
+
+Three are spoken: OpenAI chat completions, OpenAI completions, and SGLang's native `/generate`. The engines' additions
+that give token counts per chunk ride on them: `stream_options.continuous_usage_stats` (vLLM, SGLang) and
+`timings_per_token` (llama.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct
+
+from breakeven.load.prompts import Prompt
+
+__all__ = ["COUNTING", "Api", "Dialect", "Meaning", "dialect_for", "error_text"]
+
+Api = Literal["chat", "completions", "sglang"]
+
+
+class Meaning(NamedTuple):
+    """What one event says. Counts are cumulative over the response; None where the event has none.
+
+    `text` is the output that this event adds (reasoning and tool calls included), empty if it adds none; with
+    `is_whole` it may instead be all output so far. With several choices (`n` > 1) `output_tokens` counts those of
+    `choice` alone, unless it `is_total`.
+    """
+
+    text: str = ""
+    is_whole: bool = False
+    output_tokens: int | None = None
+    is_total: bool = False
+    choice: int = 0
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+class Dialect(NamedTuple):
+    """One API: where it is, how a request body looks, what an event means.
+
+    `body` takes the prompt, the model's name, max-tokens and the sampling parameters (temperature, `ignore_eos`).
+    `decode` raises `msgspec.MsgspecError` on what is no JSON or has an impossible shape.
+    """
+
+    api: Api
+    path: str
+    body: Callable[[Prompt, str, int, Mapping[str, Any]], dict[str, Any]]
+    decode: Callable[[bytes], Meaning]
+    counting: Mapping[str, Any]
+
+
+class _Details(Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Timings(Struct):
+    predicted_n: int | None = None
+    cache_n: int | None = None
+
+
+class _Function(Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(Struct):
+    function: _Function | None = None
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _OpenAiEvent(Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    error: Raw | None = None
+
+
+class _MetaInfo(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: dict[str, Any] | str | None = None
+
+
+class _SglangEvent(Struct):
+    text: str | None = None
+    meta_info: _MetaInfo | None = None
+    error: Raw | None = None
+
+
+_decode_openai = msgspec.json.Decoder(_OpenAiEvent).decode
+_decode_sglang = msgspec.json.Decoder(_SglangEvent).decode
+
+
+def _openai_meaning(data: bytes) -> Meaning:
+    event = _decode_openai(data)
+    if event.error is not None:
+        return Meaning(error=error_text(bytes(event.error)))
+    text, finish, index = "", None, 0
+    for choice in event.choices or ():
+        text += _choice_text(choice)
+        finish, index = choice.finish_reason or finish, choice.index
+    usage, timings = event.usage, event.timings
+    if usage is None:
+        output, cached = (timings.predicted_n, timings.cache_n) if timings else (None, None)
+        return Meaning(text, False, output, False, index, None, cached, finish)
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+    total = not event.choices
+    return Meaning(text, False, usage.completion_tokens, total, index, usage.prompt_tokens, cached, finish)
+
+
+def _choice_text(choice: _Choice) -> str:
+    delta = choice.delta
+    if delta is None:
+        return choice.text or ""
+    text = (delta.reasoning_content or delta.reasoning or "") + (delta.content or "") + (delta.refusal or "")
+    for call in delta.tool_calls or ():
+        if call.function:
+            text += (call.function.name or "") + (call.function.arguments or "")
+    return text
+
+
+def _sglang_meaning(data: bytes) -> Meaning:
+    event = _decode_sglang(data)
+    if event.error is not None:
+        return Meaning(error=error_text(bytes(event.error)))
+    text, meta = event.text or "", event.meta_info
+    if meta is None:
+        return Meaning(text, True)
+    finish = meta.finish_reason
+    reason = str(finish.get("type")) if isinstance(finish, dict) else finish
+    return Meaning(text, True, meta.completion_tokens, False, 0, meta.prompt_tokens, meta.cached_tokens, reason)
+
+
+def error_text(body: bytes, limit: int = 300) -> str:
+    """The message out of an error body as the engines send it, else the body's start, on one line.
+
+    OpenAI's shape is `{"error": {"message": …}}`; vLLM's older one has `message` at the top, FastAPI's `detail`.
+    """
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        value = body.decode("utf-8", "replace")
+    for name in ("error", "message", "detail"):
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+    if isinstance(value, dict) and "message" in value:
+        value = value["message"]
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return " ".join(text.split())[:limit]
+
+
+def _chat_body(prompt: Prompt, model: str, max_tokens: int, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": prompt.as_messages(),
+        "max_tokens": max_tokens,
+        "stream": True,
+        **sampling,
+    }
+
+
+def _completions_body(prompt: Prompt, model: str, max_tokens: int, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": model, "prompt": prompt.as_text(), "max_tokens": max_tokens, "stream": True, **sampling}
+
+
+def _sglang_body(prompt: Prompt, _: str, max_tokens: int, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "text": prompt.as_text(),
+        "sampling_params": {"max_new_tokens": max_tokens, **sampling},
+        "stream": True,
+    }
+
+
+_TOTAL = {"stream_options": {"include_usage": True}}
+_CONTINUOUS = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+#: The request fields that make engines count, by name. Strict servers refuse fields that they don't know, so the
+#: probe tries an unknown engine with `continuous`, then `total`, then nothing.
+COUNTING: Mapping[str, Mapping[str, Any]] = {
+    "llama.cpp": {**_TOTAL, "timings_per_token": True},
+    "total": _TOTAL,
+    "none": {},
+    "continuous": _CONTINUOUS,
+}
+
+
+def dialect_for(api: Api, counting: Mapping[str, Any]) -> Dialect:
+    """The dialect of an API, with the request fields that make this engine count its tokens."""
+    if api == "chat":
+        return Dialect(api, "/v1/chat/completions", _chat_body, _openai_meaning, counting)
+    if api == "completions":
+        return Dialect(api, "/v1/completions", _completions_body, _openai_meaning, counting)
+    return Dialect(api, "/generate", _sglang_body, _sglang_meaning, {})

@@ -1,0 +1,154 @@
+"""A request on its way: its exchange, its transcript, and how both become a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from breakeven.load.connection import Connection
+from breakeven.load.dialect import Dialect, error_text
+from breakeven.load.exchange import Exchange
+from breakeven.load.plan import PlannedRequest
+from breakeven.load.transcript import Transcript, repetition
+from breakeven.records import Outcome, RequestRecord
+
+__all__ = ["Flight"]
+
+
+class Flight:
+    """One request from the moment it is due to the moment its record is made."""
+
+    def __init__(self, number: int, planned: PlannedRequest, dialect: Dialect, *, due_ns: int) -> None:
+        self._number, self._due_ns = number, due_ns
+        self.planned = planned
+        self.exchange = Exchange()
+        self.transcript = Transcript(dialect)
+        self.connection: Connection | None = None
+        self.reconnects = 0
+        self._failure: tuple[Outcome, str] | None = None
+
+    @property
+    def came_through(self) -> bool:
+        """Whether a whole 2xx response came; what its events say is not known yet."""
+        return self.exchange.complete and self._is_stream and self._failure is None
+
+    @property
+    def may_be_resent(self) -> bool:
+        """Whether the connection went away before a single byte of an answer: the server has not seen the request."""
+        lost = self.connection is not None and self.connection.failure is not None
+        return lost and not self.exchange.reads and self._failure is None
+
+    def fail(self, outcome: Outcome, why: str) -> None:
+        """Notes what the client itself knows of the end; the first reason stands."""
+        self._failure = self._failure or (outcome, why)
+
+    def end(self, now_ns: int) -> None:
+        """The response is over, complete or not."""
+        self.exchange.end_ns = self.exchange.end_ns or now_ns
+
+    def check_deadlines(self, now_ns: int, timeout_ns: int, stall_ns: int) -> None:
+        """Gives the request up where it took longer than it may, or where its stream fell silent."""
+        sent_ns, reads = self.exchange.sent_ns, self.exchange.reads
+        if not sent_ns or self.connection is None:
+            return
+        if now_ns - sent_ns > timeout_ns:
+            self.fail("timeout", f"no end within {timeout_ns / 1e9:g} s (--timeout)")
+            self.connection.abandon()
+        elif reads and now_ns - reads[-1][0] > stall_ns:
+            self.fail("timeout", f"silent for {stall_ns / 1e9:g} s (--stall-timeout)")
+            self.connection.abandon()
+
+    def parse(self, until_ns: int) -> bool:
+        """Parses what has come, until the clock passes `until_ns`; returns whether that was all."""
+        self.exchange.advance()
+        return not self._is_stream or self.transcript.advance(self.exchange.pieces, until_ns)
+
+    def arrivals(self, tokens_per_character: float) -> list[tuple[int, int]]:
+        """The arrivals parsed so far, as a record has them: `(ns after sent, tokens)`."""
+        stamped = self.transcript.counted(tokens_per_character).arrivals
+        return [(stamp_ns - self.exchange.sent_ns, tokens) for stamp_ns, tokens in stamped]
+
+    def tokens(self, tokens_per_character: float) -> int:
+        """Output tokens parsed so far."""
+        return self.transcript.tokens_so_far(tokens_per_character)
+
+    def record(self, origin_ns: int, scrub: Callable[[str], str], *, keep_text: bool) -> RequestRecord:
+        """The record of this request, once all is parsed; times relative to `origin_ns`, errors scrubbed of secrets."""
+        exchange, transcript, planned = self.exchange, self.transcript, self.planned
+        if self._is_stream:
+            transcript.close(exchange.reads[-1][0])
+        outcome, error = self._outcome()
+        counted, arrivals = transcript.counted(), self.arrivals(0.25)
+
+        def since_start(stamp_ns: int | None) -> int | None:
+            return stamp_ns - origin_ns if stamp_ns else None
+
+        return RequestRecord(
+            id=self._number,
+            level=planned.level.index,
+            phase=planned.phase,
+            prompt=planned.prompt.id,
+            kind=planned.prompt.kind,
+            max_tokens=planned.max_tokens,
+            due_ns=self._due_ns - origin_ns,
+            sent_ns=since_start(exchange.sent_ns),
+            headers_ns=since_start(exchange.headers_ns),
+            first_ns=since_start(exchange.sent_ns + arrivals[0][0]) if arrivals else None,
+            last_ns=since_start(exchange.sent_ns + arrivals[-1][0]) if arrivals else None,
+            end_ns=since_start(exchange.end_ns),
+            arrivals=arrivals,
+            input_tokens=transcript.input_tokens,
+            cached_tokens=transcript.cached_tokens,
+            output_tokens=counted.output_tokens,
+            tokens_from=counted.tokens_from,
+            chunks=transcript.chunks,
+            outcome=outcome,
+            status=exchange.status,
+            error=scrub(error) if error else None,
+            finish_reason=transcript.finish_reason,
+            reconnects=self.reconnects,
+            repetition=round(repetition(transcript.text), 4),
+            text=transcript.text if keep_text else None,
+        )
+
+    @property
+    def _is_stream(self) -> bool:
+        exchange = self.exchange
+        is_ok = exchange.headers_ns is not None and exchange.status is not None and 200 <= exchange.status < 300
+        return is_ok and b"text/event-stream" in exchange.headers.get(b"content-type", b"").lower()
+
+    def _outcome(self) -> tuple[Outcome, str | None]:
+        exchange, transcript = self.exchange, self.transcript
+        lost = self.connection.failure if self.connection else None
+        if self._failure:
+            return self._failure
+        if exchange.broken:
+            return "protocol", exchange.broken
+        if exchange.headers_ns is None or exchange.status is None:
+            return "connection", lost or "no answer"
+        if not 200 <= exchange.status < 300:
+            return "http_error", f"HTTP {exchange.status}: {error_text(self._body()) or 'no text'}"
+        if not self._is_stream:
+            kind = exchange.headers.get(b"content-type", b"nothing").decode("latin-1")
+            return "protocol", f"answered with {kind}, not with text/event-stream"
+        if transcript.error:
+            return "stream_error", transcript.error
+        return self._stream_outcome(lost)
+
+    def _stream_outcome(self, lost: str | None) -> tuple[Outcome, str | None]:
+        transcript, finished = (
+            self.transcript,
+            self.transcript.done or self.transcript.finish_reason is not None,
+        )
+        if not self.exchange.complete and not finished:
+            was_reset = self.connection is not None and self.connection.was_reset
+            return "connection" if was_reset else "truncated", lost
+        if transcript.garbage:
+            return "protocol", transcript.garbage
+        if not finished:
+            return "truncated", "the stream ended without a finish reason or [DONE]"
+        if not transcript.chunks:
+            return "empty", "no chunk carried output"
+        return "ok", None
+
+    def _body(self) -> bytes:
+        return b"".join(data for _, data in self.exchange.pieces)

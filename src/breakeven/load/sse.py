@@ -1,0 +1,83 @@
+"""Server-sent events out of bytes, however they were cut (WHATWG HTML, section 9.2, "event stream interpretation").
+
+Lines end with LF, CRLF or CR; an empty line ends an event. The parser is fed as bytes come and never copies an
+unfinished event more often than lines end in it, so a megabyte event in small reads stays linear.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Event", "EventParser"]
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class Event(NamedTuple):
+    """One dispatched event: its type (`message` unless the server named one) and its data lines, LF-joined."""
+
+    type: bytes
+    data: bytes
+
+
+class EventParser:
+    """Cuts a byte stream into events. `feed` returns what became complete, `close` what the end left over."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._skip_lf = False
+        self._at_start = True
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Takes the next bytes; returns the events that they complete, in order."""
+        if self._at_start:
+            data = self._drop_bom(data)
+        if self._skip_lf and data:
+            data = data.removeprefix(b"\n")
+            self._skip_lf = False
+        if b"\r" in data:
+            self._skip_lf = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if b"\n" not in data:
+            self._keep(data)
+            return []
+        return self._cut(b"".join((*self._parts, data)))
+
+    def close(self) -> list[Event]:
+        """The last event where the server forgot its empty line. Lenient on purpose: its tokens were produced."""
+        rest, self._parts = b"".join(self._parts), []
+        event = _event(rest.removeprefix(_BOM) if self._at_start else rest)
+        return [event] if event else []
+
+    def _drop_bom(self, data: bytes) -> bytes:
+        data = b"".join((*self._parts, data))
+        self._parts = []
+        if len(data) < len(_BOM) and _BOM.startswith(data):
+            self._parts = [data] if data else []
+            return b""
+        self._at_start = False
+        return data.removeprefix(_BOM)
+
+    def _keep(self, data: bytes) -> None:
+        if data:
+            self._parts.append(data)
+
+    def _cut(self, buffer: bytes) -> list[Event]:
+        blocks = buffer.split(b"\n\n")
+        rest = blocks.pop()
+        self._parts = [rest] if rest else []
+        return [event for block in blocks if (event := _event(block))]
+
+
+def _event(block: bytes) -> Event | None:
+    if block.startswith(b"data: ") and b"\n" not in block:  # the shape of nearly every event
+        return Event(b"message", block[6:])
+    kind, data = b"message", []
+    for line in block.split(b"\n"):
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            data.append(value)
+        elif name == b"event":
+            kind = value
+    return Event(kind, b"\n".join(data)) if data else None

@@ -1,0 +1,186 @@
+"""The checks that every level carries. A failed one is printed beside the number that it taints."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from breakeven.measure.throughput import tokens_until
+from breakeven.records import LevelRecord, RequestRecord
+
+if TYPE_CHECKING:
+    from breakeven.measure.level import LevelSummary
+
+__all__ = ["Check", "run_checks"]
+
+#: The share of a core from which the loop's reads queue behind its own work.
+BUSY_CORE = 0.8
+#: A loop this late at its 99th percentile no longer reads chunks one by one.
+LATE_MS = 10.0
+#: On a machine shared with the server, the share of all cores that the client may take before it shows.
+SHARED_CPU = 0.05
+
+
+class Check(Struct, frozen=True):
+    """What was looked at, whether it was all right, and the finding in words."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def run_checks(
+    summary: LevelSummary, level: LevelRecord, records: Sequence[RequestRecord], *, shared_cores: int | None
+) -> LevelSummary:
+    """The summary with its checks done.
+
+    `records` are those after warm-up; `shared_cores` is how many cores client and server share, None if none.
+    """
+    measured = [record for record in records if record.phase == "measured"]
+    well = [record for record in measured if record.outcome == "ok"]
+    client = _client(level)
+    checks = [
+        _failures(records),
+        _in_flight(summary),
+        *_engine_in_flight(summary),
+        _steady(level),
+        *_drift(level, records),
+        client,
+        *_shared_cpu(level, shared_cores),
+        *_counts(well),
+        *_degenerate(well),
+        *_first_arrival(well),
+        *_cache(well),
+        *_preemptions(summary),
+        _clock(level),
+    ]
+    return msgspec.structs.replace(summary, checks=checks, client={**summary.client, "saturated": not client.ok})
+
+
+def _failures(records: Sequence[RequestRecord]) -> Check:
+    failed = Counter(str(record.outcome) for record in records if record.outcome not in ("ok", "cancelled"))
+    if not failed:
+        return Check("failures", True, "no request failed")
+    error = next(record.error for record in records if record.outcome == failed.most_common(1)[0][0])
+    return Check("failures", False, f"{_counted(failed)} of {len(records)} requests; e.g. {error}")
+
+
+def _in_flight(summary: LevelSummary) -> Check:
+    mean, wanted = summary.in_flight["mean"], summary.load["concurrency"]
+    return Check("in_flight", mean >= 0.98 * wanted, f"{mean:.1f} of {wanted} on average")
+
+
+def _engine_in_flight(summary: LevelSummary) -> Iterator[Check]:
+    engine = summary.engine or {}
+    running, waiting = engine.get("running"), engine.get("waiting")
+    if running is None:
+        return
+    seen, ours = running + (waiting or 0.0), summary.in_flight["mean"]
+    # Gauges are samples of a number that moves by one at each end and start.
+    ok = abs(seen - ours) <= max(1.0, 0.1 * ours)
+    yield Check("engine_in_flight", ok, f"the engine counts {seen:.1f} running and waiting, the client {ours:.1f}")
+
+
+def _steady(level: LevelRecord) -> Check:
+    if level.opened_ns is None:
+        return Check("steady", False, "no window: all requests started at once and ended when they did")
+    if level.ramp_limited:
+        return Check("steady", False, "the window opened before every slot had ended its ramp request")
+    return Check("steady", True, "every slot had ended its ramp request when the window opened")
+
+
+def _drift(level: LevelRecord, records: Sequence[RequestRecord]) -> Iterator[Check]:
+    if level.opened_ns is None or level.closed_ns is None:
+        return
+    edges = np.linspace(level.opened_ns, level.closed_ns, 7)
+    sent = [(record.sent_ns, record.arrivals) for record in records if record.sent_ns is not None]
+    rates = np.diff(tokens_until(sent, edges))
+    first, second = rates[:3], rates[3:]
+    if not first.mean():
+        return
+    change = float(second.mean() / first.mean() - 1)
+    # Both: large enough to matter, and beyond twice the standard error of the difference of three batches each.
+    noise = 2 * float(np.sqrt((first.var(ddof=1) + second.var(ddof=1)) / 3)) / float(first.mean())
+    ok = abs(change) <= max(0.05, noise)
+    yield Check("drift", ok, f"{change:+.1%} tokens from the window's first half to its second")
+
+
+def _client(level: LevelRecord) -> Check:
+    cost = level.client
+    busy, lag = cost.cpu_s / cost.wall_s if cost.wall_s else 0.0, cost.lag_ms.get("p99", 0.0)
+    ok = busy <= BUSY_CORE and lag <= LATE_MS
+    return Check("client", ok, f"the client took {busy:.0%} of a core, its loop was {lag:.1f} ms late at p99")
+
+
+def _shared_cpu(level: LevelRecord, cores: int | None) -> Iterator[Check]:
+    if cores is None:
+        return
+    cost = level.client
+    share = cost.cpu_s / cost.wall_s / cores if cost.wall_s else 0.0
+    yield Check("shared_cpu", share <= SHARED_CPU, f"the client took {share:.1%} of the machine it shares")
+
+
+def _counts(well: Sequence[RequestRecord]) -> Iterator[Check]:
+    if not well:
+        return
+    guessed = sum(record.tokens_from == "estimated" for record in well)
+    yield Check(
+        "token_times",
+        not guessed,
+        f"{guessed} of {len(well)} answers without counts per chunk: spread by length of text",
+    )
+    # One token may have a count and no chunk: the end of sequence.
+    off = sum(abs(sum(tokens for _, tokens in r.arrivals) - r.output_tokens) > 1 for r in well)
+    yield Check("token_counts", not off, f"{off} of {len(well)} answers where usage contradicts the chunks' counts")
+
+
+def _degenerate(well: Sequence[RequestRecord]) -> Iterator[Check]:
+    looping = sum(record.repetition > 0.5 for record in well)
+    if well:
+        ok = looping <= 0.1 * len(well)
+        yield Check("degenerate", ok, f"{looping} of {len(well)} answers end in a loop, which flatters speculation")
+
+
+def _first_arrival(well: Sequence[RequestRecord]) -> Iterator[Check]:
+    pairs = [(r.arrivals[0][1], statistics.median(t for _, t in r.arrivals[1:])) for r in well if len(r.arrivals) > 1]
+    if not pairs:
+        return
+    first, later = (statistics.median(values) for values in zip(*pairs, strict=True))
+    ok = first <= max(8, 4 * later)
+    hint = "" if ok else ": hidden reasoning, or a proxy that buffers"
+    yield Check("first_arrival", ok, f"{first:g} tokens at first, {later:g} in later arrivals (medians){hint}")
+
+
+def _cache(well: Sequence[RequestRecord]) -> Iterator[Check]:
+    told = [r for r in well if r.cached_tokens is not None and r.input_tokens]
+    repeated = sum(count > 1 for count in Counter(record.prompt for record in well).values())
+    if told:
+        share = sum(r.cached_tokens or 0 for r in told) / sum(r.input_tokens or 0 for r in told)
+        yield Check(
+            "cache",
+            share <= 0.2,
+            f"{share:.0%} of input tokens came from a prefix cache (--unique defeats it)",
+        )
+    elif well:
+        yield Check("cache", not repeated, f"{repeated} prompts were sent more than once (--unique defeats caches)")
+
+
+def _preemptions(summary: LevelSummary) -> Iterator[Check]:
+    count = (summary.engine or {}).get("preemptions")
+    if count is not None:
+        yield Check("preemptions", count <= 0, f"{count:g} requests were put back by the engine")
+
+
+def _clock(level: LevelRecord) -> Check:
+    steps = level.client.clock_steps
+    return Check("clock", not steps, f"wall time was stepped {steps} times" if steps else "wall time was not stepped")
+
+
+def _counted(outcomes: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in outcomes.most_common())

@@ -1,0 +1,185 @@
+"""From a level's records to its numbers: one entry of summary.json."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from breakeven.measure.checks import Check, run_checks
+from breakeven.measure.latency import latencies
+from breakeven.measure.stats import Distribution
+from breakeven.measure.throughput import Arrivals, window_throughput
+from breakeven.records import LevelRecord, RequestRecord
+
+__all__ = ["LevelSummary", "Throughput", "mean_e2e_ns", "summarize_level"]
+
+
+class Throughput(Struct, frozen=True, kw_only=True):
+    """Tokens a second: inside the window with its 95 % interval, and over the whole level; `window_s` None if none."""
+
+    value: float
+    ci95: tuple[float, float] | None
+    whole_run: float
+    window_s: float | None
+
+
+class LevelSummary(Struct, frozen=True, kw_only=True):
+    """One level in numbers. Latencies are of requests sent inside the window; `requests` counts those.
+
+    `output_tokens` counts all requests after warm-up. `engine` and `spec` are None where the engine tells nothing.
+    """
+
+    load: dict[str, Any]
+    run: int
+    requests: dict[str, Any]
+    output_tokens: int
+    output_throughput: Throughput
+    per_request_throughput: Distribution
+    decode_rate: float | None
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    itl_ms: Distribution
+    icl_ms: Distribution
+    e2e_ms: Distribution
+    in_flight: dict[str, float]
+    engine: dict[str, float | None] | None
+    spec: dict[str, Any] | None
+    client: dict[str, Any]
+    checks: list[Check]
+    ended_by: str
+
+
+def summarize_level(level: LevelRecord, records: Iterable[RequestRecord], *, shared_cores: int | None) -> LevelSummary:
+    """The numbers of one level.
+
+    Args:
+        level: what is known of the level as a whole.
+        records: its requests, in any order; warm-up is left out here.
+        shared_cores: how many cores client and server share; None where the server runs elsewhere.
+    """
+    # A fixed order: sums of floats differ in the last digit with their order, and a summary must come out the same
+    # from memory and from disk.
+    after_warmup = sorted((record for record in records if record.phase != "warmup"), key=lambda record: record.id)
+    measured = [record for record in after_warmup if record.phase == "measured"]
+    well = [record for record in measured if record.outcome == "ok"]
+    numbers = latencies(well)
+    span = _span(level, after_warmup)
+    outcomes = Counter(record.outcome for record in measured)
+    summary = LevelSummary(
+        load={
+            "mode": level.plan.mode,
+            "concurrency": level.plan.concurrency,
+            "max_tokens": level.plan.max_tokens,
+        },
+        run=level.plan.run,
+        requests={
+            "ok": outcomes["ok"],
+            "failed": sum(outcomes.values()) - outcomes["ok"] - outcomes["cancelled"],
+            "by_outcome": dict(sorted(outcomes.items())),
+        },
+        output_tokens=sum(record.output_tokens for record in after_warmup),
+        output_throughput=_throughput(level, after_warmup, mean_e2e_ns(well)),
+        per_request_throughput=numbers.per_request_throughput,
+        decode_rate=numbers.decode_rate,
+        ttft_ms=numbers.ttft_ms,
+        tpot_ms=numbers.tpot_ms,
+        itl_ms=numbers.itl_ms,
+        icl_ms=numbers.icl_ms,
+        e2e_ms=numbers.e2e_ms,
+        in_flight=_in_flight(after_warmup, *span),
+        engine=_engine(level),
+        spec=_spec(level),
+        client={
+            "cpu_us_per_chunk": level.client.cpu_s * 1e6 / level.client.chunks if level.client.chunks else None,
+            "lag_ms": level.client.lag_ms,
+            "saturated": False,
+        },
+        checks=[],
+        ended_by=level.ended_by,
+    )
+    return run_checks(summary, level, after_warmup, shared_cores=shared_cores)
+
+
+def mean_e2e_ns(records: Sequence[RequestRecord]) -> float | None:
+    """Mean latency to the last output, in ns; None without any."""
+    latest = [record.arrivals[-1][0] for record in records if record.arrivals]
+    return sum(latest) / len(latest) if latest else None
+
+
+def arrivals_of(records: Iterable[RequestRecord]) -> list[Arrivals]:
+    """What throughput is computed from."""
+    return [(record.sent_ns, record.arrivals) for record in records if record.sent_ns is not None]
+
+
+def _span(level: LevelRecord, records: Sequence[RequestRecord]) -> tuple[int, int]:
+    """The window, or where there is none the time from the first request's start to the last one's end."""
+    if level.opened_ns is not None and level.closed_ns is not None:
+        return level.opened_ns, level.closed_ns
+    started = [record.sent_ns for record in records if record.sent_ns is not None]
+    ended = [record.end_ns for record in records if record.end_ns is not None]
+    return (min(started), max(ended)) if started and ended else (level.started_ns, level.ended_ns)
+
+
+def _throughput(level: LevelRecord, records: Sequence[RequestRecord], e2e_ns: float | None) -> Throughput:
+    whole = _whole_run(records)
+    if level.opened_ns is None or level.closed_ns is None or level.closed_ns <= level.opened_ns:
+        return Throughput(value=whole, ci95=None, whole_run=whole, window_s=None)
+    value, interval = window_throughput(arrivals_of(records), level.opened_ns, level.closed_ns, e2e_ns)
+    return Throughput(
+        value=value,
+        ci95=(interval.low, interval.high) if interval else None,
+        whole_run=whole,
+        window_s=(level.closed_ns - level.opened_ns) / 1e9,
+    )
+
+
+def _whole_run(records: Sequence[RequestRecord]) -> float:
+    sent = [record.sent_ns for record in records if record.sent_ns is not None]
+    ends = [record.end_ns for record in records if record.end_ns is not None]
+    tokens = sum(record.output_tokens for record in records)
+    return tokens / ((max(ends) - min(sent)) / 1e9) if sent and ends and max(ends) > min(sent) else 0.0
+
+
+def _in_flight(records: Sequence[RequestRecord], start_ns: int, stop_ns: int) -> dict[str, float]:
+    alive = [(r.sent_ns, r.end_ns) for r in records if r.sent_ns is not None and r.end_ns is not None]
+    if not alive or stop_ns <= start_ns:
+        return {"mean": 0.0, "max": 0}
+    spans = np.clip(np.array(alive, dtype=np.int64), start_ns, stop_ns)
+    mean = float((spans[:, 1] - spans[:, 0]).sum() / (stop_ns - start_ns))
+    spans = spans[spans[:, 1] > spans[:, 0]]
+    # Ends sort before starts at the same moment: a slot refilled is not two requests.
+    moments = np.concatenate([spans[:, 1], spans[:, 0]])
+    steps = np.repeat([-1, 1], len(spans))
+    running = np.cumsum(steps[np.argsort(moments, kind="stable")])
+    return {"mean": mean, "max": int(running.max(initial=0))}
+
+
+def _engine(level: LevelRecord) -> dict[str, float | None] | None:
+    if not level.samples and "preemptions" not in level.counters:
+        return None
+
+    def mean(name: str) -> float | None:
+        values = [value for sample in level.samples if (value := getattr(sample, name)) is not None]
+        return sum(values) / len(values) if values else None
+
+    preemptions = level.counters.get("preemptions")
+    return {name: mean(name) for name in ("running", "waiting", "kv_use")} | {"preemptions": preemptions}
+
+
+def _spec(level: LevelRecord) -> dict[str, Any] | None:
+    """Speculation over the window: acceptance length = 1 + accepted / drafts, rate = accepted / draft tokens."""
+    counters = level.counters
+    drafts, accepted = counters.get("drafts", 0.0), counters.get("accepted", 0.0)
+    if not drafts:
+        gauge = counters.get("acceptance_length")
+        return {"acceptance_length": gauge, "acceptance_rate": None, "per_position": None} if gauge else None
+    proposed = counters.get("draft_tokens", 0.0)
+    return {
+        "acceptance_length": 1 + accepted / drafts,
+        "acceptance_rate": accepted / proposed if proposed else None,
+        "per_position": [count / drafts for count in level.spec_per_position] or None,
+    }

@@ -1,0 +1,133 @@
+"""The records that everything else reads: one per request, one per level, one per run.
+
+Times in records are nanoseconds since the run's start (`Manifest.started` is the wall time of that moment), except
+arrivals, which are nanoseconds after the request's first byte was written.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+__all__ = [
+    "ClientCost",
+    "EngineSample",
+    "LevelPlan",
+    "LevelRecord",
+    "Manifest",
+    "Outcome",
+    "Phase",
+    "RequestRecord",
+]
+
+Phase = Literal["warmup", "ramp", "measured", "drain"]
+Outcome = Literal[
+    "ok", "http_error", "stream_error", "truncated", "empty", "timeout", "connection", "protocol", "cancelled"
+]
+TokensFrom = Literal["chunks", "total", "estimated"]
+
+#: Version of the layout of manifest.json, requests.jsonl and levels.jsonl. History: 1, the first.
+RUN_SCHEMA = "breakeven.run/1"
+
+
+class RequestRecord(Struct, kw_only=True):
+    """One request as it happened.
+
+    `arrivals` holds `[ns after sent, tokens]` for each read that brought output; chunks that one read brings are one
+    arrival. `tokens_from` says where the tokens per arrival come from: `chunks` (the server counts in every chunk),
+    `total` (the server's total, and one token a chunk explains it) or `estimated` (the total spread by length of
+    text, or no count at all). `repetition` is the share of the text's tail that one repeating n-gram fills.
+    """
+
+    id: int
+    level: int
+    phase: Phase
+    prompt: str
+    kind: str
+    max_tokens: int
+    due_ns: int
+    sent_ns: int | None = None
+    headers_ns: int | None = None
+    first_ns: int | None = None
+    last_ns: int | None = None
+    end_ns: int | None = None
+    arrivals: list[tuple[int, int]] = field(default_factory=list)
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    tokens_from: TokensFrom = "estimated"
+    chunks: int = 0
+    outcome: Outcome = "cancelled"
+    status: int | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+    reconnects: int = 0
+    repetition: float = 0.0
+    text: str | None = None
+
+
+class LevelPlan(Struct, frozen=True, kw_only=True):
+    """One level of the sweep: `concurrency` requests in flight, each of at most `max_tokens` tokens."""
+
+    index: int
+    run: int
+    concurrency: int
+    max_tokens: int
+    mode: Literal["closed"] = "closed"
+
+
+class EngineSample(Struct, frozen=True, kw_only=True):
+    """The engine's gauges at one moment; None where the engine has no such gauge."""
+
+    time_ns: int
+    running: float | None = None
+    waiting: float | None = None
+    kv_use: float | None = None
+
+
+class ClientCost(Struct, frozen=True, kw_only=True):
+    """What the load generator itself cost over a level: ramp, window and drain, parsing included."""
+
+    cpu_s: float
+    wall_s: float
+    chunks: int
+    lag_ms: dict[str, float]
+    clock_steps: int = 0
+
+
+class LevelRecord(Struct, kw_only=True):
+    """What is known of a level beyond its requests. A level without a window has `opened_ns` None.
+
+    `counters` are the engine's counters over the window (differences), `spec_per_position` those per draft position.
+    """
+
+    plan: LevelPlan
+    started_ns: int
+    opened_ns: int | None = None
+    closed_ns: int | None = None
+    ended_ns: int
+    ended_by: str
+    ramp_limited: bool = False
+    client: ClientCost
+    samples: list[EngineSample] = field(default_factory=list)
+    counters: dict[str, float] = field(default_factory=dict)
+    spec_per_position: list[float] = field(default_factory=list)
+
+
+class Manifest(Struct, kw_only=True):
+    """What a run is: enough to repeat it and to refuse comparing it with an unlike one. Holds no secrets."""
+
+    schema: str = RUN_SCHEMA
+    label: str
+    breakeven_version: str
+    target: dict[str, Any]
+    model: str
+    flags: dict[str, Any]
+    prompts: dict[str, Any]
+    seed: int
+    levels: list[LevelPlan]
+    host: dict[str, Any]
+    started: str
+    ended: str | None = None
+    interrupted: bool = False

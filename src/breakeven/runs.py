@@ -1,0 +1,163 @@
+"""A run on disk: `manifest.json`, `requests.jsonl`, `levels.jsonl`; `summary.json` is derived from them.
+
+Records are appended as requests end and flushed at once, so that a killed run keeps what was done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from breakeven.errors import RunError
+from breakeven.records import RUN_SCHEMA, ClientCost, LevelPlan, LevelRecord, Manifest, RequestRecord
+
+__all__ = ["Run", "RunWriter", "read_run", "write_json"]
+
+_Record = TypeVar("_Record", RequestRecord, LevelRecord)
+
+MANIFEST, REQUESTS, LEVELS, SUMMARY = "manifest.json", "requests.jsonl", "levels.jsonl", "summary.json"
+
+
+class Run:
+    """A run as read from disk. `damaged` says in words what could not be read, None if nothing."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        requests: list[RequestRecord],
+        levels: list[LevelRecord],
+        damaged: str | None,
+    ) -> None:
+        self.manifest, self.requests, self.levels, self.damaged = manifest, requests, levels, damaged
+
+    def of_level(self, index: int) -> list[RequestRecord]:
+        """The records of one level, in the order in which they ended."""
+        return [record for record in self.requests if record.level == index]
+
+
+class RunWriter:
+    """Writes one run as it happens. Use as a context manager.
+
+    Raises:
+        RunError: the directory holds another run, or can't be written.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory, self._manifest = directory, manifest
+        check_vacant(directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_json(directory / MANIFEST, manifest)
+            self._requests = (directory / REQUESTS).open("wb", buffering=0)
+            self._levels = (directory / LEVELS).open("wb", buffering=0)
+        except OSError as error:
+            raise RunError(f"--output {directory}: {error.strerror}") from None
+        self._encoder = msgspec.json.Encoder()
+
+    def add_request(self, record: RequestRecord) -> None:
+        """Appends one request's record."""
+        self._requests.write(self._encoder.encode(record) + b"\n")
+
+    def add_level(self, record: LevelRecord) -> None:
+        """Appends one level's record: the level is over."""
+        self._levels.write(self._encoder.encode(record) + b"\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.close()
+        self._levels.close()
+
+    def finish(self, *, interrupted: bool) -> None:
+        """Notes in the manifest that the run is over, and whether it got to its end."""
+        self._manifest.ended = datetime.now(UTC).isoformat(timespec="seconds")
+        self._manifest.interrupted = interrupted
+        write_json(self.directory / MANIFEST, self._manifest)
+
+
+def check_vacant(directory: Path) -> None:
+    """Raises `RunError` where a run, or anything else, is at the place of a new run."""
+    if (directory / MANIFEST).exists():
+        raise RunError(f"--output {directory} holds another run: name a new directory")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise RunError(f"--output {directory} is no empty directory: name a new one")
+
+
+def read_run(directory: Path) -> Run:
+    """Reads a run; one that was killed is read as far as it came.
+
+    Raises:
+        RunError: there is no run, or one of another schema, or a line other than the last is damaged.
+    """
+    try:
+        manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+    except OSError as error:
+        raise RunError(f"{directory} holds no run: {MANIFEST}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise RunError(f"{directory / MANIFEST} is damaged: {error}") from None
+    if manifest.schema != RUN_SCHEMA:
+        raise RunError(f"{directory} is a run of schema {manifest.schema}; this breakeven reads {RUN_SCHEMA}")
+    requests, cut_request = _read_lines(directory / REQUESTS, RequestRecord)
+    levels, cut_level = _read_lines(directory / LEVELS, LevelRecord)
+    cut = [name for name, is_cut in ((REQUESTS, cut_request), (LEVELS, cut_level)) if is_cut]
+    levels += _unfinished(manifest, requests, levels)
+    return Run(manifest, requests, levels, f"the last line of {' and '.join(cut)} is cut" if cut else None)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file all or nothing."""
+    scratch = path.with_suffix(".tmp")
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    os.replace(scratch, path)
+
+
+def _read_lines(path: Path, kind: type[_Record]) -> tuple[list[_Record], bool]:
+    """All records of a file of lines, and whether the last line was cut by a kill."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from None
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            if number == len(lines):
+                return records, True
+            raise RunError(f"{path}: line {number} is damaged: {error}") from None
+    return records, False
+
+
+def _unfinished(
+    manifest: Manifest, requests: Sequence[RequestRecord], levels: Sequence[LevelRecord]
+) -> list[LevelRecord]:
+    """A record for the level that a kill cut short, its window taken from the requests that were sent in it."""
+    over = {level.plan.index for level in levels}
+    return [
+        _from_requests(plan, there)
+        for plan in manifest.levels
+        if plan.index not in over and (there := [r for r in requests if r.level == plan.index and r.sent_ns])
+    ]
+
+
+def _from_requests(plan: LevelPlan, records: Sequence[RequestRecord]) -> LevelRecord:
+    sent = [record.sent_ns for record in records if record.sent_ns is not None]
+    ends = [record.end_ns for record in records if record.end_ns is not None]
+    inside = [record.sent_ns for record in records if record.phase == "measured" and record.sent_ns is not None]
+    ramped = bool(inside) and any(record.phase == "ramp" for record in records)
+    return LevelRecord(
+        plan=plan,
+        started_ns=min(sent),
+        opened_ns=min(inside) if ramped else None,
+        closed_ns=max(ends) if ramped else None,
+        ended_ns=max(ends),
+        ended_by="killed",
+        client=ClientCost(cpu_s=0.0, wall_s=0.0, chunks=0, lag_ms={}),
+    )

@@ -1,0 +1,198 @@
+"""The levels of a run, one after the other: load, watch, write down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from breakeven.engines.metrics import Scraper
+from breakeven.engines.monitor import Monitor
+from breakeven.load.client import Client
+from breakeven.load.closed import FIRST_LOOK_S, ClosedLoop, StopRule
+from breakeven.load.cost import CostMeter
+from breakeven.load.plan import LevelRequests
+from breakeven.load.prompts import PromptSet
+from breakeven.measure.level import LevelSummary, arrivals_of, mean_e2e_ns, summarize_level
+from breakeven.measure.throughput import window_throughput
+from breakeven.options import BenchOptions
+from breakeven.records import LevelPlan, LevelRecord, RequestRecord
+from breakeven.report.live import Live
+from breakeven.report.table import level_line
+from breakeven.runs import RunWriter
+
+__all__ = ["Sweep", "duration", "plan_levels", "planned_seconds", "stop_rule"]
+
+#: What a precision-driven level may take where nobody said.
+DEFAULT_MAX_SECONDS = 240.0
+
+
+def plan_levels(options: BenchOptions) -> list[LevelPlan]:
+    """All levels in the order in which they run: each sweep over lengths and concurrencies, `runs` times."""
+    loads = [(c, n) for n in options.max_tokens for c in options.concurrency]
+    return [
+        LevelPlan(index=run * len(loads) + i, run=run, concurrency=concurrency, max_tokens=max_tokens)
+        for run in range(options.runs)
+        for i, (concurrency, max_tokens) in enumerate(loads)
+    ]
+
+
+def stop_rule(options: BenchOptions, budget_s: float | None = None) -> StopRule:
+    """When a level's window closes. Only a window that nothing else bounds is capped without being asked."""
+    unbounded = options.requests is None and options.duration_s is None
+    return StopRule(
+        requests=options.requests,
+        duration_s=options.duration_s,
+        max_seconds=options.max_seconds or (DEFAULT_MAX_SECONDS if unbounded else None),
+        precise=unbounded,
+        budget_s=budget_s,
+    )
+
+
+def planned_seconds(options: BenchOptions, first_s: float, per_token_s: float) -> tuple[float, float]:
+    """How long a run takes at least and at most, from the time one request takes alone.
+
+    Under load requests take longer, by how much is what the run is to find out: the second number is a guess too.
+    """
+    stop = stop_rule(options)
+    least = most = 0.0
+    for level in plan_levels(options):
+        alone_s = first_s + per_token_s * level.max_tokens
+        around_s = alone_s * (2 * options.ramp + -(-options.warmup // level.concurrency))
+        if stop.requests is not None:
+            shortest = longest = alone_s * stop.requests / level.concurrency
+        else:
+            shortest = longest = stop.duration_s or stop.max_seconds or 0.0
+            shortest = min(shortest, FIRST_LOOK_S) if stop.precise else shortest
+        least, most = least + around_s + shortest, most + around_s + longest
+    if options.budget_s is not None:
+        return min(least, options.budget_s), options.budget_s
+    return least, most
+
+
+class Sweep:
+    """Runs the levels of a run with one client.
+
+    `record` is the client's callback for records.
+    """
+
+    def __init__(
+        self,
+        options: BenchOptions,
+        prompts: PromptSet,
+        writer: RunWriter,
+        live: Live,
+        shared_cores: int | None,
+    ) -> None:
+        self._options, self._prompts, self._writer, self._live = options, prompts, writer, live
+        self._shared_cores = shared_cores
+        self._levels = len(plan_levels(options))
+        self._records: list[RequestRecord] = []
+        self.levels_done = 0
+
+    def record(self, record: RequestRecord) -> None:
+        """Takes a finished request's record."""
+        self._writer.add_request(record)
+        self._records.append(record)
+
+    async def run(self, client: Client, levels: Sequence[LevelPlan], scraper: Scraper | None) -> None:
+        """Runs all levels. Cancelling it writes down the level it was in, then raises."""
+        began_ns = client.clock.now_ns()
+        for number, level in enumerate(levels):
+            budget_s = None
+            if self._options.budget_s is not None:
+                left_s = self._options.budget_s - (client.clock.now_ns() - began_ns) / 1e9
+                budget_s = max(0.0, left_s / (len(levels) - number))
+            await self._run_level(client, level, stop_rule(self._options, budget_s), scraper)
+
+    async def _run_level(self, client: Client, level: LevelPlan, stop: StopRule, scraper: Scraper | None) -> None:
+        self._records = []
+        options, monitor = self._options, Monitor(scraper)
+        loop = ClosedLoop(
+            level,
+            LevelRequests(level, self._prompts, seed=options.seed, unique=options.unique),
+            client.send,
+            client.clock,
+            stop,
+            ramp=options.ramp,
+            is_precise=lambda opened_ns: self._is_precise(client, level, opened_ns),
+            on_open=monitor.open,
+            on_close=monitor.close if options.ramp else lambda: None,
+        )
+        display = asyncio.create_task(self._display(client, level, loop))
+        try:
+            await client.connect(level.concurrency)
+            await loop.warm_up(options.warmup)
+            await self._measure(client, level, loop, monitor)
+        finally:
+            display.cancel()
+
+    async def _measure(self, client: Client, level: LevelPlan, loop: ClosedLoop, monitor: Monitor) -> None:
+        meter, chunks, steps = CostMeter(), client.chunks, client.kernel_clock.steps
+        try:
+            async with meter:
+                try:
+                    await loop.run()
+                finally:
+                    await monitor.finished()
+                    await client.settled()
+        finally:
+            origin_ns, times = client.origin_ns, loop.times
+            record = LevelRecord(
+                plan=level,
+                started_ns=times.started_ns - origin_ns,
+                opened_ns=times.opened_ns - origin_ns if times.opened_ns else None,
+                closed_ns=times.closed_ns - origin_ns if times.closed_ns else None,
+                ended_ns=times.ended_ns - origin_ns,
+                ended_by=times.ended_by,
+                ramp_limited=times.ramp_limited,
+                client=meter.cost(client.chunks - chunks, client.kernel_clock.steps - steps),
+                samples=monitor.samples(origin_ns),
+                counters=monitor.counters(),
+                spec_per_position=monitor.per_position(),
+            )
+            self._writer.add_level(record)
+            self._live.say(level_line(self._summarize(record)))
+            self.levels_done += 1
+
+    def _summarize(self, level: LevelRecord) -> LevelSummary:
+        return summarize_level(level, self._records, shared_cores=self._shared_cores)
+
+    async def _is_precise(self, client: Client, level: LevelPlan, opened_ns: int) -> bool:
+        await client.caught_up()
+        opened_ns, now_ns = opened_ns - client.origin_ns, client.clock.now_ns() - client.origin_ns
+        ended = [record for record in self._records if record.phase != "warmup"]
+        well = [record for record in ended if record.phase == "measured" and record.outcome == "ok"]
+        arrivals = [*arrivals_of(ended), *client.partial(level.index)]
+        value, interval = window_throughput(arrivals, opened_ns, now_ns, mean_e2e_ns(well))
+        return interval is not None and (interval.high - interval.low) / 2 <= self._options.precision * value
+
+    async def _display(self, client: Client, level: LevelPlan, loop: ClosedLoop) -> None:
+        """Draws the live line each second; the rate is that of the last few seconds."""
+        history: deque[tuple[int, int]] = deque(maxlen=4)
+        where = f"level {level.index + 1}/{self._levels}  C={level.concurrency}  max-tokens={level.max_tokens}"
+        while True:
+            await client.caught_up()
+            history.append((client.clock.now_ns(), client.tokens_so_far()))
+            (then_ns, then), (now_ns, now) = history[0], history[-1]
+            rate = (now - then) / ((now_ns - then_ns) / 1e9) if now_ns > then_ns else 0.0
+            ended = sum(record.phase != "warmup" for record in self._records)
+            self._live.update(
+                f"{where}  {loop.stage}  {client.in_flight} in flight  {ended} done  {rate:.0f} tok/s"
+                f"  {_left(loop.seconds_left())}"
+            )
+            await asyncio.sleep(1.0)
+
+
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f"at most {duration(seconds)} left in the window"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a person: 45 s, 3 min 20 s, 1 h 05 min."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
