@@ -211,9 +211,7 @@ def test_a_server_that_stays_silent_is_ended_after_the_timeout() -> None:
 
 def test_a_server_that_is_killed_while_starting_is_reported_by_signal() -> None:
     command = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"]
-    with pytest.raises(
-        EngineError, match=r"was killed by SIGKILL before it answered; its log ends: \(empty\)"
-    ):
+    with pytest.raises(EngineError, match=r"was killed by SIGKILL before it answered; its log ends: \(empty\)"):
         ServerProcess(command, url=f"http://127.0.0.1:{free_port()}")
 
 

@@ -131,9 +131,7 @@ def test_no_usage_in_a_stream_that_does_not_ask(server: NullServer) -> None:
     assert all("usage" not in event and event["choices"] for event in stream(server, chat(6)))
 
 
-@pytest.mark.parametrize(
-    ("path", "prompt"), [(CHAT, chat(8)), (TEXT, {"prompt": [1, 2, 3], "max_tokens": 8})]
-)
+@pytest.mark.parametrize(("path", "prompt"), [(CHAT, chat(8)), (TEXT, {"prompt": [1, 2, 3], "max_tokens": 8})])
 def test_plain_answer_has_text_and_usage(server: NullServer, path: str, prompt: dict[str, Any]) -> None:
     answer = json.loads(call(server, "POST", path, prompt)[1])
     choice = answer["choices"][0]
@@ -220,9 +218,7 @@ def test_small_routes(server: NullServer) -> None:
         ("POST", "/health", None, 405),
     ],
 )
-def test_refusals_are_openai_errors(
-    server: NullServer, method: str, path: str, body: object, status: int
-) -> None:
+def test_refusals_are_openai_errors(server: NullServer, method: str, path: str, body: object, status: int) -> None:
     got, data = call(server, method, path, body)
     error = json.loads(data)["error"]
     assert (got, error["code"]) == (status, status)
@@ -239,9 +235,7 @@ def test_refusals_are_openai_errors(
         (b"GET /" + b"x" * 70_000, b"431"),
     ],
 )
-def test_what_cannot_be_framed_is_refused_and_hung_up(
-    server: NullServer, request_bytes: bytes, status: bytes
-) -> None:
+def test_what_cannot_be_framed_is_refused_and_hung_up(server: NullServer, request_bytes: bytes, status: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
         sock.sendall(request_bytes)
         assert sock.makefile("rb").read().split(b" ")[1] == status
@@ -254,11 +248,7 @@ def test_api_key_is_demanded_on_the_api_only() -> None:
             assert status == 401
             assert json.loads(data)["error"]["code"] == 401
         good = {"Authorization": "Bearer sesame"}
-        assert (
-            call(server, "POST", CHAT, chat(1), good)[0]
-            == call(server, "GET", "/v1/models", None, good)[0]
-            == 200
-        )
+        assert call(server, "POST", CHAT, chat(1), good)[0] == call(server, "GET", "/v1/models", None, good)[0] == 200
         assert call(server, "GET", "/metrics")[0] == call(server, "GET", "/health")[0] == 200
 
 
@@ -442,9 +432,7 @@ def test_no_speculation_counters_without_speculation() -> None:
         assert not any("spec_decode" in name for name in metrics(server))
 
 
-@pytest.mark.parametrize(
-    ("batch", "step_us"), [(1, 12_900), (2, 15_900), (6, 28_450), (10, 41_000), (14, 53_550)]
-)
+@pytest.mark.parametrize(("batch", "step_us"), [(1, 12_900), (2, 15_900), (6, 28_450), (10, 41_000), (14, 53_550)])
 def test_step_table_is_linear_between_and_beyond_its_points(batch: int, step_us: float) -> None:
     assert StepTable([(1, 12_900), (2, 15_900), (10, 41_000)]).step_us(batch) == pytest.approx(step_us)
 

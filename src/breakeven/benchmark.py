@@ -24,7 +24,7 @@ from breakeven.load.client import Client
 from breakeven.load.probe import Probe, probe
 from breakeven.load.prompts import PromptSet, load_prompts
 from breakeven.load.target import Target
-from breakeven.measure.summary import Summary, summarize
+from breakeven.measure.summary import Summary, summarize, summary_of
 from breakeven.options import BenchOptions
 from breakeven.records import Manifest
 from breakeven.report.live import Live
@@ -54,7 +54,7 @@ def bench(options: BenchOptions) -> tuple[Summary, Path, int]:
         job = _Job(options, prompts, live, url)
         interrupted = uvloop.run(job.run())
     live.clear()
-    return summarize_run(job.directory), job.directory, interrupted
+    return job.summary, job.directory, interrupted
 
 
 def summarize_run(directory: Path) -> Summary:
@@ -86,6 +86,7 @@ class _Job:
         self._identity = identify(url, self._headers)
         self._model = choose_model(self._identity, options.model)
         self._target = Target(self._identity.base_url, self._headers, ca_file=options.ca_file)
+        self.summary: Summary
         self.directory = options.output or _default_directory(options)
 
     async def run(self) -> int:
@@ -103,7 +104,8 @@ class _Job:
             extra_body=options.extra_body,
         )
         self._announce(found)
-        with RunWriter(self.directory, self._manifest(found)) as writer:
+        manifest = self._manifest(found)
+        with RunWriter(self.directory, manifest) as writer:
             shared_cores = core_count() if self._target.is_loopback else None
             sweep = Sweep(options, self._prompts, writer, self._live, shared_cores)
             client = Client(
@@ -117,10 +119,12 @@ class _Job:
                 stall_timeout_s=options.stall_timeout_s,
                 keep_text=options.keep_text,
             )
-            scraper = Scraper(self._identity, self._headers) if self._identity.metrics_url else None
+            scraper = Scraper(self._identity, self._headers)
             async with client:
                 stopped_by = await _until_signal(sweep.run(client, plan_levels(options), scraper))
             writer.finish(interrupted=bool(stopped_by))
+        self.summary = summary_of(manifest, sweep.summaries)
+        write_json(self.directory / SUMMARY, self.summary)
         return stopped_by
 
     def _announce(self, found: Probe) -> None:

@@ -24,6 +24,8 @@ _EPILOG = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line. Exit codes: 0; 2 for what can't be done as asked; 128 + signal if interrupted."""
+    # No number here is worth a thread pool: it would double the time numpy takes to load, and contend with the loop.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     args = _parser().parse_args(argv)
     try:
         return int(args.run(args))

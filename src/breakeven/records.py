@@ -99,7 +99,8 @@ class ClientCost(Struct, frozen=True, kw_only=True):
 class LevelRecord(Struct, kw_only=True):
     """What is known of a level beyond its requests. A level without a window has `opened_ns` None.
 
-    `counters` are the engine's counters over the window (differences), `spec_per_position` those per draft position.
+    `counters` are the differences of the engine's counters over the window, `spec` what it tells of speculation
+    there: `acceptance_length`, `acceptance_rate`, `per_position`, `drafts`, `draft_tokens`, `accepted`.
     """
 
     plan: LevelPlan
@@ -112,7 +113,7 @@ class LevelRecord(Struct, kw_only=True):
     client: ClientCost
     samples: list[EngineSample] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)
-    spec_per_position: list[float] = field(default_factory=list)
+    spec: dict[str, Any] | None = None
 
 
 class Manifest(Struct, kw_only=True):

@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
+
 from breakeven.engines.metrics import Scraper
 from breakeven.engines.monitor import Monitor
 from breakeven.load.client import Client
@@ -13,8 +15,9 @@ from breakeven.load.closed import FIRST_LOOK_S, ClosedLoop, StopRule
 from breakeven.load.cost import CostMeter
 from breakeven.load.plan import LevelRequests
 from breakeven.load.prompts import PromptSet
-from breakeven.measure.level import LevelSummary, arrivals_of, mean_e2e_ns, summarize_level
-from breakeven.measure.throughput import window_throughput
+from breakeven.measure.arrivals import ArrivalTable
+from breakeven.measure.level import LevelSummary, summarize_level
+from breakeven.measure.throughput import mean_latency_ns, window_throughput
 from breakeven.options import BenchOptions
 from breakeven.records import LevelPlan, LevelRecord, RequestRecord
 from breakeven.report.live import Live
@@ -73,7 +76,7 @@ def planned_seconds(options: BenchOptions, first_s: float, per_token_s: float) -
 class Sweep:
     """Runs the levels of a run with one client.
 
-    `record` is the client's callback for records.
+    `record` is the client's callback for records; `summaries` holds the levels that are over.
     """
 
     def __init__(
@@ -88,14 +91,14 @@ class Sweep:
         self._shared_cores = shared_cores
         self._levels = len(plan_levels(options))
         self._records: list[RequestRecord] = []
-        self.levels_done = 0
+        self.summaries: list[LevelSummary] = []
 
     def record(self, record: RequestRecord) -> None:
         """Takes a finished request's record."""
         self._writer.add_request(record)
         self._records.append(record)
 
-    async def run(self, client: Client, levels: Sequence[LevelPlan], scraper: Scraper | None) -> None:
+    async def run(self, client: Client, levels: Sequence[LevelPlan], scraper: Scraper) -> None:
         """Runs all levels. Cancelling it writes down the level it was in, then raises."""
         began_ns = client.clock.now_ns()
         for number, level in enumerate(levels):
@@ -105,7 +108,7 @@ class Sweep:
                 budget_s = max(0.0, left_s / (len(levels) - number))
             await self._run_level(client, level, stop_rule(self._options, budget_s), scraper)
 
-    async def _run_level(self, client: Client, level: LevelPlan, stop: StopRule, scraper: Scraper | None) -> None:
+    async def _run_level(self, client: Client, level: LevelPlan, stop: StopRule, scraper: Scraper) -> None:
         self._records = []
         options, monitor = self._options, Monitor(scraper)
         loop = ClosedLoop(
@@ -149,22 +152,19 @@ class Sweep:
                 client=meter.cost(client.chunks - chunks, client.kernel_clock.steps - steps),
                 samples=monitor.samples(origin_ns),
                 counters=monitor.counters(),
-                spec_per_position=monitor.per_position(),
+                spec=msgspec.to_builtins(monitor.spec()),
             )
             self._writer.add_level(record)
-            self._live.say(level_line(self._summarize(record)))
-            self.levels_done += 1
-
-    def _summarize(self, level: LevelRecord) -> LevelSummary:
-        return summarize_level(level, self._records, shared_cores=self._shared_cores)
+            summary = summarize_level(record, self._records, shared_cores=self._shared_cores)
+            self.summaries.append(summary)
+            self._live.say(level_line(summary))
 
     async def _is_precise(self, client: Client, level: LevelPlan, opened_ns: int) -> bool:
         await client.caught_up()
         opened_ns, now_ns = opened_ns - client.origin_ns, client.clock.now_ns() - client.origin_ns
-        ended = [record for record in self._records if record.phase != "warmup"]
-        well = [record for record in ended if record.phase == "measured" and record.outcome == "ok"]
-        arrivals = [*arrivals_of(ended), *client.partial(level.index)]
-        value, interval = window_throughput(arrivals, opened_ns, now_ns, mean_e2e_ns(well))
+        ended = [(record.sent_ns, record.arrivals) for record in self._records if record.sent_ns is not None]
+        table = ArrivalTable([*ended, *client.partial(level.index)])
+        value, interval = window_throughput(table, opened_ns, now_ns, mean_latency_ns(self._records))
         return interval is not None and (interval.high - interval.low) / 2 <= self._options.precision * value
 
     async def _display(self, client: Client, level: LevelPlan, loop: ClosedLoop) -> None:

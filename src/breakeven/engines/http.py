@@ -63,8 +63,7 @@ _MENDS: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
     ),
     (
         (ConnectionResetError, BrokenPipeError),
-        "{url} closed the connection without an answer: is it an HTTP server, or does it want https://?"
-        " (--server-url)",
+        "{url} closed the connection without an answer: is it an HTTP server, or does it want https://? (--server-url)",
     ),
     (
         (http.client.HTTPException,),
@@ -155,9 +154,9 @@ class Client:
         deadline = time.monotonic() + self._timeout_s
         headers = self._headers if body is None else {"Content-Type": "application/json", **self._headers}
         self._connection.request(method, self._prefix + path or "/", body=body, headers=headers)
-        answer = self._connection.getresponse()
-        named = {name.lower(): value for name, value in answer.getheaders()}
-        return Response(answer.status, named, _body(answer, deadline))
+        with self._connection.getresponse() as answer:
+            named = {name.lower(): value for name, value in answer.getheaders()}
+            return Response(answer.status, named, _body(answer, deadline))
 
 
 def _body(answer: http.client.HTTPResponse, deadline: float) -> bytes:
@@ -177,9 +176,7 @@ def _connection(parts: SplitResult, timeout_s: float) -> http.client.HTTPConnect
     if parts.scheme == "http":
         return http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout_s)
     context = ssl.create_default_context()
-    return http.client.HTTPSConnection(
-        parts.hostname or "", parts.port or 443, timeout=timeout_s, context=context
-    )
+    return http.client.HTTPSConnection(parts.hostname or "", parts.port or 443, timeout=timeout_s, context=context)
 
 
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:

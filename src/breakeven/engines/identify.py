@@ -34,13 +34,14 @@ _KEPT = frozenset((
     "async_scheduling", "attention_backend", "block_size", "build_info", "cache_dtype",
     "chunked_prefill_size", "context_length", "cuda_graph_max_bs", "data_parallel_size",
     "decode_log_interval", "disable_cuda_graph", "disable_overlap_schedule", "disable_radix_cache", "dp_size",
-    "dtype", "enable_chunked_prefill", "enable_dp_attention", "enable_expert_parallel", "enable_metrics",
-    "enable_prefix_caching", "enforce_eager", "ep_size", "gpu_memory_utilization", "kv_cache_dtype",
-    "max_batch_total_tokens", "max_concurrent_requests", "max_input_tokens", "max_model_len",
-    "max_num_batched_tokens", "max_num_seqs", "max_running_requests", "max_total_num_tokens",
-    "max_total_tokens", "mem_fraction_static", "model", "model_dtype", "model_ftype", "model_id",
-    "model_path", "model_sha", "n_ctx", "num_gpu_blocks", "page_size", "pipeline_parallel_size", "pp_size",
-    "quantization", "schedule_policy", "scheduler_cls", "tensor_parallel_size", "total_slots", "tp_size",
+    "dtype", "effective_max_running_requests_per_dp", "enable_chunked_prefill", "enable_dp_attention",
+    "enable_expert_parallel", "enable_metrics", "enable_prefix_caching", "enforce_eager", "ep_size",
+    "gpu_memory_utilization", "kv_cache_dtype", "max_batch_total_tokens", "max_concurrent_requests",
+    "max_input_tokens", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_running_requests",
+    "max_total_num_tokens", "max_total_tokens", "mem_fraction_static", "model", "model_dtype", "model_ftype",
+    "model_id", "model_path", "model_sha", "n_ctx", "num_gpu_blocks", "page_size", "pipeline_parallel_size",
+    "pp_size", "quantization", "schedule_policy", "scheduler_cls", "tensor_parallel_size", "total_slots",
+    "tp_size",
 ))
 # fmt: on
 _SECRET_NAME = re.compile(r"key|secret|passw|credential|auth|cookie|token$", re.IGNORECASE)
@@ -246,8 +247,7 @@ _LOOKS = {"llamacpp": _llama_cpp, "sglang": _sglang, "tgi": _tgi, "vllm": _vllm}
 def _by_routes(client: Client) -> _Found:
     """The last resort: which generating routes refuse an empty request in JSON, as no web site does."""
     chat, completions, sglang, llama_cpp = (
-        _refuses_empty(client, path)
-        for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/completion")
+        _refuses_empty(client, path) for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/completion")
     )
     if not (chat or completions or sglang or llama_cpp):
         raise TargetError(

@@ -131,7 +131,7 @@ _COUNTERS = ("drafts", "draft_tokens", "accepted", "generation_tokens", "prompt_
 _REPLICAS = frozenset({b"tp_rank", b"pp_rank", b"moe_ep_rank"})
 
 # A sample (prometheus.io/docs/instrumenting/exposition_formats): name, labels with escapes, value. The line feed
-# before it is literal: that makes the search skip from line to line, nine times faster than `^`.
+# before it is literal, which lets the search skip from line to line, several times faster than `^`.
 _SAMPLE = rb'\n(%b)(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+([^\s]+)'
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 

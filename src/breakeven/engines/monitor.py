@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
-from breakeven.engines.metrics import Scrape
+from breakeven.engines.metrics import Scrape, Scraper, SpecStats, spec_between
 from breakeven.records import EngineSample
 
 __all__ = ["Monitor"]
 
 _EVERY_S = 1.0
-_COUNTERS = ("preemptions", "drafts", "draft_tokens", "accepted", "generation_tokens", "prompt_tokens")
-
-
-class _Scraper(Protocol):
-    def scrape(self) -> Scrape | None: ...
+_COUNTERS = ("preemptions", "generation_tokens", "prompt_tokens")
 
 
 class Monitor:
-    """Reads the engine from `open` to `close`; then `samples`, `counters` and `per_position` hold the window.
+    """Reads the engine from `open` to `close`; then `samples`, `counters` and `spec` are those of the window.
 
     Reading happens in a thread: the event loop must not wait for a metrics page.
     """
 
-    def __init__(self, scraper: _Scraper | None) -> None:
+    def __init__(self, scraper: Scraper) -> None:
         self._scraper = scraper
         self._scrapes: list[Scrape] = []
         self._closing = asyncio.Event()
@@ -32,8 +27,7 @@ class Monitor:
 
     def open(self) -> None:
         """Starts to read, now and then each second."""
-        if self._scraper is not None:
-            self._task = asyncio.create_task(self._watch(self._scraper))
+        self._task = asyncio.create_task(self._watch())
 
     def close(self) -> None:
         """Asks for the last reading."""
@@ -54,36 +48,30 @@ class Monitor:
         ]
 
     def counters(self) -> dict[str, float]:
-        """The growth of each counter over the window. Empty if one shrank: the engine was restarted."""
+        """The growth of the engine's counters over the window. Without one that shrank: the engine was restarted."""
         if len(self._scrapes) < 2:
             return {}
         first, last = self._scrapes[0], self._scrapes[-1]
         grown: dict[str, float] = {}
         for name in _COUNTERS:
             before, after = getattr(first, name), getattr(last, name)
-            if before is not None and after is not None:
+            if before is not None and after is not None and after >= before:
                 grown[name] = after - before
-        if any(growth < 0 for growth in grown.values()):
-            return {}
-        if last.acceptance_length is not None:
-            grown["acceptance_length"] = last.acceptance_length
         return grown
 
-    def per_position(self) -> list[float]:
-        """Accepted draft tokens at each draft position over the window."""
-        if not self.counters() or not self._scrapes[-1].accepted_per_pos:
-            return []
-        first, last = self._scrapes[0].accepted_per_pos, self._scrapes[-1].accepted_per_pos
-        before = (*first, *[0.0] * (len(last) - len(first)))
-        return [b - a for a, b in zip(before, last, strict=True)]
+    def spec(self) -> SpecStats | None:
+        """Speculation over the window, None where the engine tells nothing of it."""
+        return spec_between(self._scrapes[0], self._scrapes[-1]) if len(self._scrapes) >= 2 else None
 
-    async def _watch(self, scraper: _Scraper) -> None:
+    async def _watch(self) -> None:
         last = False
         while not last:
             last = self._closing.is_set()
-            scrape = await asyncio.to_thread(scraper.scrape)
+            scrape = await asyncio.to_thread(self._scraper.scrape)
             if scrape is not None:
                 self._scrapes.append(scrape)
+            elif not self._scrapes:
+                return  # an engine that shows nothing at first is not asked each second
             if not last:
                 await _either(self._closing, _EVERY_S)
 

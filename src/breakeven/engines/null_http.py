@@ -59,9 +59,7 @@ class Request:
         return "close" in self.headers.get("connection", "").lower()
 
 
-def plain(
-    body: bytes, kind: str = "application/json", status: HTTPStatus = HTTPStatus.OK, extra: str = ""
-) -> bytes:
+def plain(body: bytes, kind: str = "application/json", status: HTTPStatus = HTTPStatus.OK, extra: str = "") -> bytes:
     """An answer with a Content-Length; `extra` is whole header lines."""
     head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: {kind}\r\n"
     return f"{head}content-length: {len(body)}\r\n{extra}\r\n".encode() + body

@@ -90,6 +90,7 @@ class Connection:
         """
         self._exchange, self._ended, self._eager = exchange, self._loop.create_future(), True
         self.exchanges += 1
+        exchange.decrypt = self._tls.decrypt if self._tls else None
         wire = self._tls.encrypt(request) if self._tls else request
         if not exchange.sent_ns:
             exchange.sent_ns = now_ns()
@@ -148,19 +149,11 @@ class Connection:
         exchange = self._exchange
         if exchange is None:
             return True
-        if self._tls:
-            self._decrypt(self._tls, exchange)
         exchange.advance()
         self._eager = self._tls is not None or not exchange.chunked
         if exchange.complete or exchange.broken:
             self._end()
         return True
-
-    def _decrypt(self, tls: _Tls, exchange: Exchange) -> None:
-        try:
-            tls.decrypt_reads(exchange.reads)
-        except ssl.SSLError as error:
-            self._lose(f"TLS: {error.reason}")
 
     def _reset(self, error: OSError) -> None:
         self.was_reset = True
@@ -170,9 +163,6 @@ class Connection:
         self.close()
         self.failure = why
         if self._exchange is not None:
-            if self._tls:
-                with contextlib.suppress(ssl.SSLError):
-                    self._tls.decrypt_reads(self._exchange.reads)
             self._exchange.close()
             self._end()
 
@@ -203,8 +193,6 @@ class _Tls:
     def __init__(self, context: ssl.SSLContext, server_name: str) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
-        self._decrypted = 0
-        self._of: list[tuple[int, bytes]] | None = None
 
     @classmethod
     async def handshake(
@@ -228,16 +216,8 @@ class _Tls:
         self._object.write(data)
         return self._outgoing.read()
 
-    def decrypt_reads(self, reads: list[tuple[int, bytes]]) -> None:
-        """Replaces the encrypted reads at the end of the list by their plain text, each with its stamp."""
-        if self._of is not reads:
-            self._of, self._decrypted = reads, 0
-        while self._decrypted < len(reads):
-            stamp_ns, data = reads[self._decrypted]
-            reads[self._decrypted] = (stamp_ns, self.decrypt(data))
-            self._decrypted += 1
-
     def decrypt(self, data: bytes) -> bytes:
+        """The plain bytes that `data` completes; raises `ssl.SSLError` on what is no TLS."""
         self._incoming.write(data)
         plain = []
         with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):

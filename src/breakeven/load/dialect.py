@@ -20,19 +20,20 @@ __all__ = ["COUNTING", "Api", "Dialect", "Meaning", "dialect_for", "error_text"]
 Api = Literal["chat", "completions", "sglang"]
 
 
-class Meaning(NamedTuple):
+class Meaning(Struct, frozen=True, gc=False):
     """What one event says. Counts are cumulative over the response; None where the event has none.
 
     `text` is the output that this event adds (reasoning and tool calls included), empty if it adds none; with
     `is_whole` it may instead be all output so far. With several choices (`n` > 1) `output_tokens` counts those of
-    `choice` alone, unless it `is_total`.
+    `choice` alone, unless it `is_total`. `is_rare` says that another field than `text` and `output_tokens` is set.
     """
 
     text: str = ""
-    is_whole: bool = False
     output_tokens: int | None = None
-    is_total: bool = False
     choice: int = 0
+    is_total: bool = False
+    is_whole: bool = False
+    is_rare: bool = False
     input_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: str | None = None
@@ -43,13 +44,14 @@ class Dialect(NamedTuple):
     """One API: where it is, how a request body looks, what an event means.
 
     `body` takes the prompt, the model's name, max-tokens and the sampling parameters (temperature, `ignore_eos`).
-    `decode` raises `msgspec.MsgspecError` on what is no JSON or has an impossible shape.
+    `decode` takes the data of many events at once, which costs a third of one call each; it raises
+    `msgspec.MsgspecError` if one of them is no JSON or has an impossible shape.
     """
 
     api: Api
     path: str
     body: Callable[[Prompt, str, int, Mapping[str, Any]], dict[str, Any]]
-    decode: Callable[[bytes], Meaning]
+    decode: Callable[[list[bytes]], list[Meaning]]
     counting: Mapping[str, Any]
 
 
@@ -65,7 +67,6 @@ class _Usage(Struct):
 
 class _Timings(Struct):
     predicted_n: int | None = None
-    cache_n: int | None = None
 
 
 class _Function(Struct):
@@ -112,48 +113,57 @@ class _SglangEvent(Struct):
     error: Raw | None = None
 
 
-_decode_openai = msgspec.json.Decoder(_OpenAiEvent).decode
-_decode_sglang = msgspec.json.Decoder(_SglangEvent).decode
+_decode_openai = msgspec.json.Decoder(list[_OpenAiEvent]).decode
+_decode_sglang = msgspec.json.Decoder(list[_SglangEvent]).decode
+#: `Raw` keeps a null, which some servers send as their error when there is none.
+_NULL = b"null"
 
 
-def _openai_meaning(data: bytes) -> Meaning:
-    event = _decode_openai(data)
-    if event.error is not None:
-        return Meaning(error=error_text(bytes(event.error)))
+def _openai_meanings(events: list[bytes]) -> list[Meaning]:
+    return [_openai_meaning(event) for event in _decode_openai(b"[%b]" % b",".join(events))]
+
+
+def _openai_meaning(event: _OpenAiEvent) -> Meaning:
+    if event.error is not None and (error := bytes(event.error)) != _NULL:
+        return Meaning(error=error_text(error), is_rare=True)
     text, finish, index = "", None, 0
     for choice in event.choices or ():
         text += _choice_text(choice)
         finish, index = choice.finish_reason or finish, choice.index
     usage, timings = event.usage, event.timings
-    if usage is None:
-        output, cached = (timings.predicted_n, timings.cache_n) if timings else (None, None)
-        return Meaning(text, False, output, False, index, None, cached, finish)
-    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
-    total = not event.choices
-    return Meaning(text, False, usage.completion_tokens, total, index, usage.prompt_tokens, cached, finish)
+    if usage is not None:
+        details, is_total = usage.prompt_tokens_details, not event.choices
+        cached = details.cached_tokens if details else None
+        count = usage.completion_tokens
+        is_rare = is_total or index > 0 or cached is not None or finish is not None
+        return Meaning(text, count, index, is_total, False, is_rare, usage.prompt_tokens, cached, finish)
+    count = timings.predicted_n if timings is not None else None
+    return Meaning(text, count, index, False, False, index > 0 or finish is not None, None, None, finish)
 
 
 def _choice_text(choice: _Choice) -> str:
     delta = choice.delta
     if delta is None:
         return choice.text or ""
-    text = (delta.reasoning_content or delta.reasoning or "") + (delta.content or "") + (delta.refusal or "")
-    for call in delta.tool_calls or ():
-        if call.function:
-            text += (call.function.name or "") + (call.function.arguments or "")
+    text = (delta.reasoning_content or delta.reasoning or "") + (delta.content or "")
+    if delta.refusal or delta.tool_calls:
+        calls = [call.function for call in delta.tool_calls or () if call.function]
+        text += (delta.refusal or "") + "".join((call.name or "") + (call.arguments or "") for call in calls)
     return text
 
 
-def _sglang_meaning(data: bytes) -> Meaning:
-    event = _decode_sglang(data)
-    if event.error is not None:
-        return Meaning(error=error_text(bytes(event.error)))
-    text, meta = event.text or "", event.meta_info
-    if meta is None:
-        return Meaning(text, True)
+def _sglang_meanings(events: list[bytes]) -> list[Meaning]:
+    return [_sglang_meaning(event) for event in _decode_sglang(b"[%b]" % b",".join(events))]
+
+
+def _sglang_meaning(event: _SglangEvent) -> Meaning:
+    if event.error is not None and (error := bytes(event.error)) != _NULL:
+        return Meaning(error=error_text(error), is_rare=True)
+    meta = event.meta_info or _MetaInfo()
     finish = meta.finish_reason
     reason = str(finish.get("type")) if isinstance(finish, dict) else finish
-    return Meaning(text, True, meta.completion_tokens, False, 0, meta.prompt_tokens, meta.cached_tokens, reason)
+    count, cached = meta.completion_tokens, meta.cached_tokens
+    return Meaning(event.text or "", count, 0, False, True, True, meta.prompt_tokens, cached, reason)
 
 
 def error_text(body: bytes, limit: int = 300) -> str:
@@ -212,7 +222,7 @@ COUNTING: Mapping[str, Mapping[str, Any]] = {
 def dialect_for(api: Api, counting: Mapping[str, Any]) -> Dialect:
     """The dialect of an API, with the request fields that make this engine count its tokens."""
     if api == "chat":
-        return Dialect(api, "/v1/chat/completions", _chat_body, _openai_meaning, counting)
+        return Dialect(api, "/v1/chat/completions", _chat_body, _openai_meanings, counting)
     if api == "completions":
-        return Dialect(api, "/v1/completions", _completions_body, _openai_meaning, counting)
-    return Dialect(api, "/generate", _sglang_body, _sglang_meaning, {})
+        return Dialect(api, "/v1/completions", _completions_body, _openai_meanings, counting)
+    return Dialect(api, "/generate", _sglang_body, _sglang_meanings, {})

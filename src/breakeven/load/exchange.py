@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Callable
+
 import httptools
 
 __all__ = ["Exchange", "Piece"]
@@ -17,21 +20,24 @@ Piece = tuple[int, bytes]
 class Exchange:
     """The response to one request, as far as it has come.
 
-    `pieces` holds the body without HTTP framing. `complete` turns true at the end of the message, `broken` names
-    what was wrong with bytes that are no HTTP. Interim responses (1xx) are skipped.
+    `reads` holds what has come and was not looked at, `pieces` the body that this gave, without HTTP framing.
+    `complete` turns true at the end of the message, `broken` names what was wrong with bytes that are no HTTP.
+    `keep_alive` says whether the server will take another request on this connection.
+    Interim responses (1xx) are skipped. Over TLS, `decrypt` turns the bytes of a read into plain ones.
     """
 
-    def __init__(self, sent_ns: int = 0) -> None:
-        self.sent_ns = sent_ns
+    def __init__(self) -> None:
+        self.sent_ns = 0
         self.reads: list[tuple[int, bytes]] = []
+        self.decrypt: Callable[[bytes], bytes] | None = None
         self.pieces: list[Piece] = []
         self.status: int | None = None
         self.headers: dict[bytes, bytes] = {}
         self.headers_ns: int | None = None
         self.end_ns: int | None = None
         self.complete = False
+        self.keep_alive = False
         self.broken: str | None = None
-        self._parsed = 0
         self._stamp_ns = 0
         self._parser = httptools.HttpResponseParser(self)
 
@@ -41,21 +47,22 @@ class Exchange:
         return b"chunked" in self.headers.get(b"transfer-encoding", b"").lower()
 
     @property
-    def keep_alive(self) -> bool:
-        """Whether the server will take another request on this connection."""
-        return self.complete and bool(self._parser.should_keep_alive())
+    def last_read_ns(self) -> int:
+        """When bytes last came, 0 if none did."""
+        return self.reads[-1][0] if self.reads else self._stamp_ns
 
     def advance(self) -> None:
-        """Parses the HTTP framing of all reads not yet looked at."""
-        reads = self.reads
-        while self._parsed < len(reads) and not self.complete and not self.broken:
-            self._stamp_ns, data = reads[self._parsed]
-            reads[self._parsed] = (self._stamp_ns, b"")  # the pieces hold it now
-            self._parsed += 1
+        """Parses the HTTP framing of all reads."""
+        reads, self.reads = self.reads, []
+        for self._stamp_ns, data in reads:
+            if self.complete or self.broken:
+                return
             try:
-                self._parser.feed_data(data)
+                self._parser.feed_data(self.decrypt(data) if self.decrypt else data)
             except httptools.HttpParserError as error:
                 self.broken = f"no HTTP: {error}"
+            except ssl.SSLError as error:
+                self.broken = f"TLS: {error.reason}"
 
     def close(self) -> None:
         """The peer closed the connection: where neither length nor chunks said it, this is the body's end."""
@@ -83,4 +90,5 @@ class Exchange:
     def on_message_complete(self) -> None:
         if self.status is not None and self.status >= 200:
             self.complete = True
+            self.keep_alive = self._parser.should_keep_alive()  # the parser forgets it after this call
             self.end_ns = self._stamp_ns

@@ -35,7 +35,7 @@ class Flight:
     def may_be_resent(self) -> bool:
         """Whether the connection went away before a single byte of an answer: the server has not seen the request."""
         lost = self.connection is not None and self.connection.failure is not None
-        return lost and not self.exchange.reads and self._failure is None
+        return lost and not self.exchange.last_read_ns and self._failure is None
 
     def fail(self, outcome: Outcome, why: str) -> None:
         """Notes what the client itself knows of the end; the first reason stands."""
@@ -47,13 +47,13 @@ class Flight:
 
     def check_deadlines(self, now_ns: int, timeout_ns: int, stall_ns: int) -> None:
         """Gives the request up where it took longer than it may, or where its stream fell silent."""
-        sent_ns, reads = self.exchange.sent_ns, self.exchange.reads
+        sent_ns, heard_ns = self.exchange.sent_ns, self.exchange.last_read_ns
         if not sent_ns or self.connection is None:
             return
         if now_ns - sent_ns > timeout_ns:
             self.fail("timeout", f"no end within {timeout_ns / 1e9:g} s (--timeout)")
             self.connection.abandon()
-        elif reads and now_ns - reads[-1][0] > stall_ns:
+        elif heard_ns and now_ns - heard_ns > stall_ns:
             self.fail("timeout", f"silent for {stall_ns / 1e9:g} s (--stall-timeout)")
             self.connection.abandon()
 
@@ -75,9 +75,10 @@ class Flight:
         """The record of this request, once all is parsed; times relative to `origin_ns`, errors scrubbed of secrets."""
         exchange, transcript, planned = self.exchange, self.transcript, self.planned
         if self._is_stream:
-            transcript.close(exchange.reads[-1][0])
+            transcript.close(exchange.last_read_ns)
         outcome, error = self._outcome()
-        counted, arrivals = transcript.counted(), self.arrivals(0.25)
+        counted = transcript.counted()
+        arrivals = [(stamp_ns - exchange.sent_ns, tokens) for stamp_ns, tokens in counted.arrivals]
 
         def since_start(stamp_ns: int | None) -> int | None:
             return stamp_ns - origin_ns if stamp_ns else None

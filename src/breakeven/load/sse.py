@@ -6,18 +6,13 @@ unfinished event more often than lines end in it, so a megabyte event in small r
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 __all__ = ["Event", "EventParser"]
 
 _BOM = b"\xef\xbb\xbf"
 
 
-class Event(NamedTuple):
-    """One dispatched event: its type (`message` unless the server named one) and its data lines, LF-joined."""
-
-    type: bytes
-    data: bytes
+#: One dispatched event: its type (`message` unless the server named one) and its data lines, joined by LF.
+Event = tuple[bytes, bytes]
 
 
 class EventParser:
@@ -42,6 +37,19 @@ class EventParser:
             self._keep(data)
             return []
         return self._cut(b"".join((*self._parts, data)))
+
+    def skim(self, pieces: list[bytes]) -> list[bytes] | None:
+        """The data of pieces that look like one JSON event each, which nearly all are; None if any does not.
+
+        Looks at both ends only. Whoever decodes the data finds out whether each was one event: a piece of several is
+        no JSON in the middle. If so, `feed` the pieces instead; skimming has changed nothing that it needs.
+        """
+        if self._parts or self._skip_lf:
+            return None
+        for piece in pieces:
+            if not (piece.startswith(b"data: {") and piece.endswith(b"}\n\n")):
+                return None
+        return [piece[6:-2] for piece in pieces]
 
     def close(self) -> list[Event]:
         """The last event where the server forgot its empty line. Lenient on purpose: its tokens were produced."""
@@ -70,8 +78,8 @@ class EventParser:
 
 
 def _event(block: bytes) -> Event | None:
-    if block.startswith(b"data: ") and b"\n" not in block:  # the shape of nearly every event
-        return Event(b"message", block[6:])
+    if block.startswith(b"data: ") and b"\n" not in block:
+        return b"message", block[6:]
     kind, data = b"message", []
     for line in block.split(b"\n"):
         name, _, value = line.partition(b":")
@@ -80,4 +88,4 @@ def _event(block: bytes) -> Event | None:
             data.append(value)
         elif name == b"event":
             kind = value
-    return Event(kind, b"\n".join(data)) if data else None
+    return (kind, b"\n".join(data)) if data else None

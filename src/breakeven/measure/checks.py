@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from breakeven.measure.throughput import tokens_until
+from breakeven.measure.arrivals import ArrivalTable
+from breakeven.measure.throughput import batch_rates
 from breakeven.records import LevelRecord, RequestRecord
 
 if TYPE_CHECKING:
@@ -36,11 +37,17 @@ class Check(Struct, frozen=True):
 
 
 def run_checks(
-    summary: LevelSummary, level: LevelRecord, records: Sequence[RequestRecord], *, shared_cores: int | None
+    summary: LevelSummary,
+    level: LevelRecord,
+    records: Sequence[RequestRecord],
+    table: ArrivalTable,
+    *,
+    shared_cores: int | None,
 ) -> LevelSummary:
     """The summary with its checks done.
 
-    `records` are those after warm-up; `shared_cores` is how many cores client and server share, None if none.
+    `records` are those after warm-up, `table` their arrivals; `shared_cores` is how many cores client and server
+    share, None where the server runs elsewhere.
     """
     measured = [record for record in records if record.phase == "measured"]
     well = [record for record in measured if record.outcome == "ok"]
@@ -50,7 +57,7 @@ def run_checks(
         _in_flight(summary),
         *_engine_in_flight(summary),
         _steady(level),
-        *_drift(level, records),
+        *_drift(level, table),
         client,
         *_shared_cpu(level, shared_cores),
         *_counts(well),
@@ -95,13 +102,11 @@ def _steady(level: LevelRecord) -> Check:
     return Check("steady", True, "every slot had ended its ramp request when the window opened")
 
 
-def _drift(level: LevelRecord, records: Sequence[RequestRecord]) -> Iterator[Check]:
-    if level.opened_ns is None or level.closed_ns is None:
+def _drift(level: LevelRecord, table: ArrivalTable) -> Iterator[Check]:
+    if level.opened_ns is None or level.closed_ns is None or level.closed_ns <= level.opened_ns:
         return
-    edges = np.linspace(level.opened_ns, level.closed_ns, 7)
-    sent = [(record.sent_ns, record.arrivals) for record in records if record.sent_ns is not None]
-    rates = np.diff(tokens_until(sent, edges))
-    first, second = rates[:3], rates[3:]
+    rates = batch_rates(table, level.opened_ns, level.closed_ns)
+    first, second = np.split(rates, 2)
     if not first.mean():
         return
     change = float(second.mean() / first.mean() - 1)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
 
+from breakeven.measure.arrivals import ArrivalTable
 from breakeven.measure.stats import Distribution, distribution
 from breakeven.records import RequestRecord
 
-__all__ = ["Latencies", "inter_token_gaps", "latencies"]
+__all__ = ["Latencies", "latencies"]
 
 
 class Latencies(Struct, frozen=True, kw_only=True):
@@ -31,45 +31,21 @@ class Latencies(Struct, frozen=True, kw_only=True):
 
 def latencies(records: Sequence[RequestRecord]) -> Latencies:
     """Summarises requests that ended well. A latency that a request does not have (TPOT of one arrival) is left out."""
-    e2e, ttft, rate, tpot, gaps, tokens, chunk_gaps = [], [], [], [], [], [], []
-    late_tokens, late_ns = 0, 0
-    for record in records:
-        arrivals = record.arrivals
-        if not arrivals:
-            continue
-        (first, first_tokens), (last, _) = arrivals[0], arrivals[-1]
-        ttft.append(first / 1e6)
-        e2e.append(last / 1e6)
-        if last > 0:
-            rate.append(record.output_tokens / (last / 1e9))
-        after_first = record.output_tokens - first_tokens
-        if after_first > 0 and last > first:
-            tpot.append((last - first) / 1e6 / after_first)
-            late_tokens, late_ns = late_tokens + after_first, late_ns + last - first
-        chunk_gaps += [(b[0] - a[0]) / 1e6 for a, b in pairwise(arrivals)]
-        for gap_ms, count in inter_token_gaps(arrivals):
-            gaps.append(gap_ms)
-            tokens.append(count)
+    table = ArrivalTable.of(records)
+    output = np.array([record.output_tokens for record in records if record.arrivals], dtype=np.int64)
+    after_first = output - table.tokens[table.first]
+    decode_ns = table.at_ns[table.last] - table.at_ns[table.first]
+    decodes = (after_first > 0) & (decode_ns > 0)
+    gap_ns, gap_tokens = table.without_empty()
+    later = ~table.is_first
+    e2e_ns = table.e2e_ns
+    total_ns = int(decode_ns[decodes].sum())
     return Latencies(
-        per_request_throughput=_summary(rate),
-        ttft_ms=_summary(ttft),
-        tpot_ms=_summary(tpot),
-        itl_ms=distribution(np.array(gaps), np.array(tokens, dtype=np.int64)),
-        icl_ms=_summary(chunk_gaps),
-        e2e_ms=_summary(e2e),
-        decode_rate=late_tokens / (late_ns / 1e9) if late_ns else None,
+        per_request_throughput=distribution(output[e2e_ns > 0] / (e2e_ns[e2e_ns > 0] / 1e9)),
+        ttft_ms=distribution((table.at_ns[table.first] - table.sent_ns) / 1e6),
+        tpot_ms=distribution(decode_ns[decodes] / 1e6 / after_first[decodes]),
+        itl_ms=distribution(gap_ns / 1e6 / gap_tokens, gap_tokens),
+        icl_ms=distribution((table.at_ns - table.before_ns)[later] / 1e6),
+        e2e_ms=distribution(e2e_ns / 1e6),
+        decode_rate=int(after_first[decodes].sum()) / (total_ns / 1e9) if total_ns else None,
     )
-
-
-def inter_token_gaps(arrivals: Sequence[tuple[int, int]]) -> list[tuple[float, int]]:
-    """`(ms per token, tokens)` of each arrival after the first; one that adds no token joins the next."""
-    gaps, before = [], arrivals[0][0] if arrivals else 0
-    for at, tokens in arrivals[1:]:
-        if tokens > 0:
-            gaps.append(((at - before) / 1e6 / tokens, tokens))
-            before = at
-    return gaps
-
-
-def _summary(values: list[float]) -> Distribution:
-    return distribution(np.array(values, dtype=np.float64))

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from breakeven.measure.arrivals import ArrivalTable
 from breakeven.measure.checks import Check, run_checks
 from breakeven.measure.latency import latencies
 from breakeven.measure.stats import Distribution
-from breakeven.measure.throughput import Arrivals, window_throughput
+from breakeven.measure.throughput import mean_latency_ns, window_throughput
 from breakeven.records import LevelRecord, RequestRecord
 
-__all__ = ["LevelSummary", "Throughput", "mean_e2e_ns", "summarize_level"]
+__all__ = ["LevelSummary", "Throughput", "summarize_level"]
 
 
 class Throughput(Struct, frozen=True, kw_only=True):
@@ -68,6 +69,7 @@ def summarize_level(level: LevelRecord, records: Iterable[RequestRecord], *, sha
     well = [record for record in measured if record.outcome == "ok"]
     numbers = latencies(well)
     span = _span(level, after_warmup)
+    table = ArrivalTable.of(after_warmup)
     outcomes = Counter(record.outcome for record in measured)
     summary = LevelSummary(
         load={
@@ -82,7 +84,7 @@ def summarize_level(level: LevelRecord, records: Iterable[RequestRecord], *, sha
             "by_outcome": dict(sorted(outcomes.items())),
         },
         output_tokens=sum(record.output_tokens for record in after_warmup),
-        output_throughput=_throughput(level, after_warmup, mean_e2e_ns(well)),
+        output_throughput=_throughput(level, after_warmup, table),
         per_request_throughput=numbers.per_request_throughput,
         decode_rate=numbers.decode_rate,
         ttft_ms=numbers.ttft_ms,
@@ -101,18 +103,7 @@ def summarize_level(level: LevelRecord, records: Iterable[RequestRecord], *, sha
         checks=[],
         ended_by=level.ended_by,
     )
-    return run_checks(summary, level, after_warmup, shared_cores=shared_cores)
-
-
-def mean_e2e_ns(records: Sequence[RequestRecord]) -> float | None:
-    """Mean latency to the last output, in ns; None without any."""
-    latest = [record.arrivals[-1][0] for record in records if record.arrivals]
-    return sum(latest) / len(latest) if latest else None
-
-
-def arrivals_of(records: Iterable[RequestRecord]) -> list[Arrivals]:
-    """What throughput is computed from."""
-    return [(record.sent_ns, record.arrivals) for record in records if record.sent_ns is not None]
+    return run_checks(summary, level, after_warmup, table, shared_cores=shared_cores)
 
 
 def _span(level: LevelRecord, records: Sequence[RequestRecord]) -> tuple[int, int]:
@@ -124,11 +115,11 @@ def _span(level: LevelRecord, records: Sequence[RequestRecord]) -> tuple[int, in
     return (min(started), max(ended)) if started and ended else (level.started_ns, level.ended_ns)
 
 
-def _throughput(level: LevelRecord, records: Sequence[RequestRecord], e2e_ns: float | None) -> Throughput:
+def _throughput(level: LevelRecord, records: Sequence[RequestRecord], table: ArrivalTable) -> Throughput:
     whole = _whole_run(records)
     if level.opened_ns is None or level.closed_ns is None or level.closed_ns <= level.opened_ns:
         return Throughput(value=whole, ci95=None, whole_run=whole, window_s=None)
-    value, interval = window_throughput(arrivals_of(records), level.opened_ns, level.closed_ns, e2e_ns)
+    value, interval = window_throughput(table, level.opened_ns, level.closed_ns, mean_latency_ns(records))
     return Throughput(
         value=value,
         ci95=(interval.low, interval.high) if interval else None,
@@ -171,15 +162,13 @@ def _engine(level: LevelRecord) -> dict[str, float | None] | None:
 
 
 def _spec(level: LevelRecord) -> dict[str, Any] | None:
-    """Speculation over the window: acceptance length = 1 + accepted / drafts, rate = accepted / draft tokens."""
-    counters = level.counters
-    drafts, accepted = counters.get("drafts", 0.0), counters.get("accepted", 0.0)
-    if not drafts:
-        gauge = counters.get("acceptance_length")
-        return {"acceptance_length": gauge, "acceptance_rate": None, "per_position": None} if gauge else None
-    proposed = counters.get("draft_tokens", 0.0)
+    if level.spec is None:
+        return None
+    positions = list(level.spec["per_position"])
+    while positions and not positions[-1]:  # llama.cpp shows 48 of them, however short its drafts
+        positions.pop()
     return {
-        "acceptance_length": 1 + accepted / drafts,
-        "acceptance_rate": accepted / proposed if proposed else None,
-        "per_position": [count / drafts for count in level.spec_per_position] or None,
+        "acceptance_length": level.spec["acceptance_length"],
+        "acceptance_rate": level.spec["acceptance_rate"],
+        "per_position": positions or None,
     }

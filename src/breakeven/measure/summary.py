@@ -10,9 +10,10 @@ from msgspec import Struct
 
 from breakeven.measure.level import LevelSummary, summarize_level
 from breakeven.measure.stats import Distribution, distribution
+from breakeven.records import Manifest
 from breakeven.runs import Run
 
-__all__ = ["SUMMARY_SCHEMA", "RunSpread", "Summary", "summarize"]
+__all__ = ["SUMMARY_SCHEMA", "RunSpread", "Summary", "summarize", "summary_of"]
 
 #: Version of the layout of summary.json. History: 1, the first.
 SUMMARY_SCHEMA = "breakeven.summary/1"
@@ -45,13 +46,18 @@ def summarize(run: Run) -> Summary:
         summarize_level(level, run.of_level(level.plan.index), shared_cores=shared_cores)
         for level in sorted(run.levels, key=lambda level: level.plan.index)
     ]
+    return summary_of(manifest, levels, damaged=run.damaged)
+
+
+def summary_of(manifest: Manifest, levels: list[LevelSummary], *, damaged: str | None = None) -> Summary:
+    """The summary of a run whose levels are summarised already."""
     return Summary(
         label=manifest.label,
         model=manifest.model,
         engine=str(manifest.target.get("engine")),
         levels=levels,
         spread=_spread(levels),
-        damaged=run.damaged,
+        damaged=damaged,
     )
 
 

@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
+from breakeven.measure.arrivals import ArrivalTable
 from breakeven.measure.stats import BATCHES, FloatArray, Interval, batch_interval
+from breakeven.records import RequestRecord
 
-__all__ = ["Arrivals", "tokens_until", "window_throughput"]
-
-#: One request: when it was sent (ns) and its arrivals, each `(ns after sent, tokens)`.
-Arrivals = tuple[int, Sequence[tuple[int, int]]]
-
-
-def tokens_until(requests: Iterable[Arrivals], edges_ns: FloatArray) -> FloatArray:
-    """Tokens that arrived before each edge, summed over requests.
-
-    An arrival's tokens are spread evenly over the gap before it, so that an edge does not jump by a chunk; the first
-    arrival's have no gap and count whole from their moment on.
-    """
-    total = np.zeros(len(edges_ns))
-    for sent_ns, arrivals in requests:
-        if arrivals:
-            table = np.asarray(arrivals, dtype=np.float64)
-            total += np.interp(edges_ns, sent_ns + table[:, 0], np.cumsum(table[:, 1]), left=0.0)
-    return total
+__all__ = ["batch_rates", "mean_latency_ns", "window_throughput"]
 
 
 def window_throughput(
-    requests: Iterable[Arrivals], opened_ns: int, closed_ns: int, mean_e2e_ns: float | None
+    table: ArrivalTable, opened_ns: int, closed_ns: int, latency_ns: float | None
 ) -> tuple[float, Interval | None]:
     """Output throughput of a window in tokens a second, with its 95 % interval.
 
     Args:
-        requests: all that had tokens in the window, however they ended.
+        table: all requests that had tokens in the window, however they ended.
         opened_ns, closed_ns: the window.
-        mean_e2e_ns: the mean latency of its requests. A batch shorter than two of them has correlated neighbours, so
-            a window of less than `BATCHES` such batches carries no interval.
+        latency_ns: the mean latency under this load. A batch shorter than two of it has correlated neighbours, so a
+            window of less than `BATCHES` such batches carries no interval.
     """
-    edges_ns = np.linspace(opened_ns, closed_ns, BATCHES + 1)
-    rates = np.diff(tokens_until(requests, edges_ns)) / ((closed_ns - opened_ns) / BATCHES / 1e9)
-    batch_ns = (closed_ns - opened_ns) / BATCHES
-    enough = mean_e2e_ns is not None and batch_ns >= 2 * mean_e2e_ns
+    rates = batch_rates(table, opened_ns, closed_ns)
+    enough = latency_ns is not None and (closed_ns - opened_ns) / BATCHES >= 2 * latency_ns
     return float(rates.mean()), batch_interval(rates) if enough else None
+
+
+def batch_rates(table: ArrivalTable, opened_ns: int, closed_ns: int) -> FloatArray:
+    """Tokens a second in each of `BATCHES` equal parts of a window.
+
+    An arrival's tokens are spread evenly over the gap before it, so that no edge jumps by a chunk; the first
+    arrival's have no gap and count whole from their moment on.
+    """
+    gap_ns = np.maximum(table.at_ns - table.before_ns, 1)
+    edges_ns = np.linspace(opened_ns, closed_ns, BATCHES + 1)
+    arrived = [np.dot(table.tokens, np.clip((edge - table.before_ns) / gap_ns, 0, 1)) for edge in edges_ns]
+    return np.diff(arrived) / ((closed_ns - opened_ns) / BATCHES / 1e9)
+
+
+def mean_latency_ns(records: Iterable[RequestRecord]) -> float | None:
+    """Mean time to the last output of the requests sent inside the window that ended well; None without any."""
+    latest = [r.arrivals[-1][0] for r in records if r.phase == "measured" and r.outcome == "ok" and r.arrivals]
+    return sum(latest) / len(latest) if latest else None
