@@ -22,7 +22,7 @@ import pytest
 import trustme
 
 from breakeven.engines.null import NullServer, null_server
-from breakeven.engines.null_steps import StepTable
+from breakeven.engines.null.steps import StepTable
 from breakeven.errors import EngineError
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"

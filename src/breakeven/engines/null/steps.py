@@ -1,5 +1,6 @@
 """The null server's step engine: a batch, a queue before it and a timetable that it keeps.
- A step lasts `StepTable.step_us(B)` microseconds, B being the number of requests that decode; at its end each
+
+A step lasts `StepTable.step_us(B)` microseconds, B being the number of requests that decode; at its end each
 of them gets one chunk. Steps follow an absolute schedule: the work of a late step shortens the wait for the
 next one. All times are `time.perf_counter_ns`.
 """
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from breakeven.engines.null_api import Ask, Wire
-from breakeven.engines.null_http import STREAM_HEAD, Conn, plain
+from breakeven.engines.null.api import Ask, Wire
+from breakeven.engines.null.http1 import STREAM_HEAD, Conn, plain
 
 __all__ = ["Job", "StepEngine", "StepRow", "StepTable", "Timetable", "TruthRow"]
 

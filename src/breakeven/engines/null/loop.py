@@ -18,9 +18,9 @@ from http import HTTPStatus
 from time import perf_counter_ns
 from typing import Never
 
-from breakeven.engines.null_api import API_PATHS, UsageCap, read_ask, wire_for
-from breakeven.engines.null_http import Conn, HttpError, Request, plain, take_request
-from breakeven.engines.null_steps import Job, StepEngine, StepRow, Timetable, TruthRow
+from breakeven.engines.null.api import API_PATHS, UsageCap, read_ask, wire_for
+from breakeven.engines.null.http1 import Conn, HttpError, Request, plain, take_request
+from breakeven.engines.null.steps import Job, StepEngine, StepRow, Timetable, TruthRow
 from breakeven.errors import UsageError
 
 __all__ = ["Server", "Setup"]

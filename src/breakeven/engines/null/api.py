@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
 
-from breakeven.engines.null_http import LAST_CHUNK, HttpError, Request, event
+from breakeven.engines.null.http1 import LAST_CHUNK, HttpError, Request, event
 
 __all__ = ["API_PATHS", "Ask", "GenerateWire", "OpenAiWire", "UsageCap", "Wire", "read_ask", "wire_for"]
 

@@ -1,6 +1,6 @@
 """HTTP/1.1 as the null server needs it: requests cut off a connection's bytes, answers framed, no blocking.
 
-It knows neither API dialects (`null_api`) nor time (`null_steps`). Requests need a Content-Length; answers
+It knows neither API dialects (`api`) nor time (`steps`). Requests need a Content-Length; answers
 have one, or are streamed in chunks. Connections are kept alive and may be pipelined.
 """
 
