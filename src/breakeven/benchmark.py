@@ -85,7 +85,7 @@ class _Job:
         self._headers = _headers(options)
         self._identity = identify(url, self._headers)
         self._model = choose_model(self._identity, options.model)
-        self._target = Target(self._identity.base_url, self._headers, ca_file=options.ca_file)
+        self._target = Target(self._identity.base_url, self._headers)
         self.summary: Summary
         self.directory = options.output or _default_directory(options)
 

@@ -94,7 +94,6 @@ def _add_bench(commands: Any) -> None:
         help="sent with each request",
     )
     add("--api-key-env", metavar="VARIABLE", help="the variable that holds the key (default: OPENAI_API_KEY)")
-    add("--ca-file", metavar="FILE", help="certificates to trust, for a server with a private authority")
 
     add = bench.add_argument_group("load").add_argument
     add(
@@ -222,7 +221,6 @@ def _bench(args: argparse.Namespace) -> int:
         extra_body=args.extra_body,
         headers=dict(args.header),
         api_key=_api_key(args.api_key_env),
-        ca_file=args.ca_file,
         timeout_s=args.timeout,
         stall_timeout_s=args.stall_timeout,
         seed=args.seed,

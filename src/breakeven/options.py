@@ -37,7 +37,6 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     extra_body: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     api_key: str | None = None
-    ca_file: str | None = None
     timeout_s: float = 1200.0
     stall_timeout_s: float = 120.0
     seed: int = 0

@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 
 from breakeven.engines.llamacpp import SPECULATIONS
 
+__all__ = ["main"]
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal comes. Returns 1, the reason being in the log, if the server doesn't start."""

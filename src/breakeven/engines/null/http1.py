@@ -75,6 +75,8 @@ def take_request(inbox: bytearray) -> Request | None:
 
     Raises HttpError if the bytes are no request with a known end: the connection is of no use then.
     """
+    if inbox and not chr(inbox[0]).isalpha():  # a TLS handshake, for one: it would be waited for without end
+        raise HttpError(HTTPStatus.BAD_REQUEST, "these bytes are no HTTP")
     end = inbox.find(b"\r\n\r\n")
     if end < 0:
         if len(inbox) > _MAX_HEAD_BYTES:

@@ -1,0 +1,31 @@
+"""What tests of whole commands share: a way to run the command line as a user does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def breakeven(tmp_path: Path) -> Run:
+    """Runs `breakeven ARGS…` in an empty directory; `env` adds variables. Never waits longer than a minute."""
+
+    def run(*args: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        clean = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
+        return subprocess.run(
+            [sys.executable, "-m", "breakeven", *map(str, args)],
+            cwd=tmp_path,
+            env=clean | (env or {}),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run

@@ -1,0 +1,77 @@
+"""The house: folders are the pipeline, and nothing imports upward."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import breakeven
+
+ROOT = Path(breakeven.__file__).parent
+
+#: What each part may import besides itself. The ground floor is whatever stands in no folder and is named here.
+GROUND = {"errors", "clock", "records", "options", "runs", "host"}
+MAY_IMPORT = {
+    **dict.fromkeys(GROUND, GROUND),
+    "load": GROUND,
+    "measure": GROUND,
+    "engines": GROUND,
+    "report": GROUND | {"measure"},
+    "sweep": GROUND | {"load", "measure", "engines", "report"},
+    "benchmark": GROUND | {"load", "measure", "engines", "report", "sweep", "__init__"},
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of ours that a file imports, without the package's name; imports for typing alone don't count."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            if module == "breakeven":
+                yield "__init__"
+            elif module.startswith("breakeven."):
+                yield module.removeprefix("breakeven.")
+
+
+def test_nothing_imports_upward() -> None:
+    for path in ROOT.rglob("*.py"):
+        part = path.relative_to(ROOT).with_suffix("").parts[0]
+        if part in MAY_IMPORT:
+            found = {module.split(".")[0] for module in imports(path)}
+            assert found <= MAY_IMPORT[part] | {part}, f"{path.relative_to(ROOT)} imports upward"
+
+
+def test_no_two_modules_import_each_other() -> None:
+    graph = {".".join(path.relative_to(ROOT).with_suffix("").parts): set(imports(path)) for path in ROOT.rglob("*.py")}
+    circles = [(a, b) for a, others in graph.items() for b in others if b > a and a in graph.get(b, ())]
+    assert not circles
+
+
+def test_public_names_exist_and_are_sorted() -> None:
+    assert breakeven.__all__ == sorted(breakeven.__all__)
+    for name in breakeven.__all__:
+        assert getattr(breakeven, name) is not None
+
+
+def test_every_module_says_what_it_offers() -> None:
+    for path in ROOT.rglob("*.py"):
+        if path.name not in ("__init__.py", "__main__.py"):
+            module = importlib.import_module("breakeven." + ".".join(path.relative_to(ROOT).with_suffix("").parts))
+            assert all(hasattr(module, name) for name in module.__all__), path
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, breakeven.cli; print(*(n for n in ('numpy', 'asyncio', 'msgspec', 'uvloop') if n in sys.modules))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert loaded.stdout.strip() == ""
