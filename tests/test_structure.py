@@ -51,7 +51,8 @@ def test_nothing_imports_upward() -> None:
 
 
 def test_no_two_modules_import_each_other() -> None:
-    graph = {".".join(path.relative_to(ROOT).with_suffix("").parts): set(imports(path)) for path in ROOT.rglob("*.py")}
+    files = [path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py"]  # which imports when asked
+    graph = {".".join(path.relative_to(ROOT).with_suffix("").parts): set(imports(path)) for path in files}
     circles = [(a, b) for a, others in graph.items() for b in others if b > a and a in graph.get(b, ())]
     assert not circles
 

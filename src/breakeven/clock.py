@@ -35,7 +35,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose time jumps to the next timer instead of waiting for it.
 
     Only for code that waits for timers and futures: sockets are never ready here. Two runs of the same code see the
-    same times to the nanosecond.
+    same times to the nanosecond, and timers of the same moment in the same order (not that in which they were set).
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,8 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._advance = advance
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
+        # With no timer at all only another thread can go on: wait for it as any loop does.
+        ready: list[tuple[selectors.SelectorKey, int]] = super().select(None if timeout is None else 0)
         if not ready and timeout:
             self._advance(timeout)
         return ready
@@ -78,7 +79,7 @@ class KernelClock:
     """Turns the kernel's receive stamps (SO_TIMESTAMPNS, CLOCK_REALTIME) into `perf_counter_ns`.
 
     The kernel stamps a segment when it comes in, so a client that is late to read still knows when the bytes were
-    there. Wall time can be stepped, which is why the offset is measured again every second (`sync`) and a stamp that
+    there. Wall time can be stepped, which is why the offset is measured again and again (`sync`) and a stamp that
     can't be right (before `floor_ns` or after now) is replaced by now.
     """
 

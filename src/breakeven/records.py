@@ -37,7 +37,7 @@ class RequestRecord(Struct, kw_only=True):
     `arrivals` holds `[ns after sent, tokens]` for each read that brought output; chunks that one read brings are one
     arrival. `tokens_from` says where the tokens per arrival come from: `chunks` (the server counts in every chunk),
     `total` (the server's total, and one token a chunk explains it) or `estimated` (the total spread by length of
-    text, or no count at all). `repetition` is the share of the text's tail that one repeating n-gram fills.
+    text, or no count at all). `repetition` is the share of the text that one repeating passage at its end fills.
     """
 
     id: int

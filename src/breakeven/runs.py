@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from breakeven.errors import RunError
 from breakeven.records import RUN_SCHEMA, ClientCost, LevelPlan, LevelRecord, Manifest, RequestRecord
@@ -44,7 +46,7 @@ class RunWriter:
     """Writes one run as it happens. Use as a context manager.
 
     Raises:
-        RunError: the directory holds another run, or can't be written.
+        RunError: the directory holds another run, or can't be written (at any time: the disk may fill up).
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
@@ -61,11 +63,11 @@ class RunWriter:
 
     def add_request(self, record: RequestRecord) -> None:
         """Appends one request's record."""
-        self._requests.write(self._encoder.encode(record) + b"\n")
+        self._append(self._requests, record)
 
     def add_level(self, record: LevelRecord) -> None:
         """Appends one level's record: the level is over."""
-        self._levels.write(self._encoder.encode(record) + b"\n")
+        self._append(self._levels, record)
 
     def __enter__(self) -> Self:
         return self
@@ -80,12 +82,23 @@ class RunWriter:
         self._manifest.interrupted = interrupted
         write_json(self.directory / MANIFEST, self._manifest)
 
+    def _append(self, file: FileIO, record: RequestRecord | LevelRecord) -> None:
+        try:
+            file.write(self._encoder.encode(record) + b"\n")
+        except OSError as error:
+            raise RunError(f"--output {self.directory}: {error.strerror}") from None
+
 
 def check_vacant(directory: Path) -> None:
     """Raises `RunError` where a run, or anything else, is at the place of a new run."""
-    if (directory / MANIFEST).exists():
+    try:
+        holds_run = (directory / MANIFEST).exists()
+        is_taken = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
+    except OSError as error:
+        raise RunError(f"--output {directory}: {error.strerror}") from None
+    if holds_run:
         raise RunError(f"--output {directory} holds another run: name a new directory")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    if is_taken:
         raise RunError(f"--output {directory} is no empty directory: name a new one")
 
 
@@ -95,14 +108,7 @@ def read_run(directory: Path) -> Run:
     Raises:
         RunError: there is no run, or one of another schema, or a line other than the last is damaged.
     """
-    try:
-        manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
-    except OSError as error:
-        raise RunError(f"{directory} holds no run: {MANIFEST}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
-        raise RunError(f"{directory / MANIFEST} is damaged: {error}") from None
-    if manifest.schema != RUN_SCHEMA:
-        raise RunError(f"{directory} is a run of schema {manifest.schema}; this breakeven reads {RUN_SCHEMA}")
+    manifest = _read_manifest(directory)
     requests, cut_request = _read_lines(directory / REQUESTS, RequestRecord)
     levels, cut_level = _read_lines(directory / LEVELS, LevelRecord)
     cut = [name for name, is_cut in ((REQUESTS, cut_request), (LEVELS, cut_level)) if is_cut]
@@ -111,10 +117,35 @@ def read_run(directory: Path) -> Run:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file all or nothing."""
+    """Writes a JSON file all or nothing.
+
+    Raises:
+        RunError: it can't be written.
+    """
     scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-    os.replace(scratch, path)
+    try:
+        scratch.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        os.replace(scratch, path)
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {error.strerror}") from None
+
+
+class _Header(Struct):
+    schema: str
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    path = directory / MANIFEST
+    try:
+        data = path.read_bytes()
+        schema = msgspec.json.decode(data, type=_Header).schema
+        if schema != RUN_SCHEMA:
+            raise RunError(f"{directory} is a run of schema {schema}; this breakeven reads {RUN_SCHEMA}")
+        return msgspec.json.decode(data, type=Manifest)
+    except OSError as error:
+        raise RunError(f"{directory} holds no run: {MANIFEST}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise RunError(f"{path} is damaged: {error}") from None
 
 
 def _read_lines(path: Path, kind: type[_Record]) -> tuple[list[_Record], bool]:
@@ -138,26 +169,42 @@ def _read_lines(path: Path, kind: type[_Record]) -> tuple[list[_Record], bool]:
 def _unfinished(
     manifest: Manifest, requests: Sequence[RequestRecord], levels: Sequence[LevelRecord]
 ) -> list[LevelRecord]:
-    """A record for the level that a kill cut short, its window taken from the requests that were sent in it."""
+    """A record for the level that a kill cut short; a level that was not past its warm-up has none."""
     over = {level.plan.index for level in levels}
     return [
         _from_requests(plan, there)
         for plan in manifest.levels
-        if plan.index not in over and (there := [r for r in requests if r.level == plan.index and r.sent_ns])
+        if plan.index not in over
+        and (there := [r for r in requests if r.level == plan.index and r.phase != "warmup" and r.sent_ns is not None])
     ]
 
 
 def _from_requests(plan: LevelPlan, records: Sequence[RequestRecord]) -> LevelRecord:
-    sent = [record.sent_ns for record in records if record.sent_ns is not None]
-    ends = [record.end_ns for record in records if record.end_ns is not None]
-    inside = [record.sent_ns for record in records if record.phase == "measured" and record.sent_ns is not None]
-    ramped = bool(inside) and any(record.phase == "ramp" for record in records)
+    """The level as its requests show it: the window opens where the first of them was sent inside it."""
+    spans = [(r.sent_ns or 0, r.end_ns or r.last_ns or r.sent_ns or 0, r.phase) for r in records]
+    inside = [sent_ns for sent_ns, _, phase in spans if phase == "measured"]
+    drain = [sent_ns for sent_ns, _, phase in spans if phase == "drain"]
+    opened_ns = min(inside) if inside and any(phase == "ramp" for *_, phase in spans) else None
+    complete_ns = _complete_until([(sent_ns, end_ns) for sent_ns, end_ns, _ in spans], plan.concurrency)
     return LevelRecord(
         plan=plan,
-        started_ns=min(sent),
-        opened_ns=min(inside) if ramped else None,
-        closed_ns=max(ends) if ramped else None,
-        ended_ns=max(ends),
+        started_ns=min(sent_ns for sent_ns, *_ in spans),
+        opened_ns=opened_ns,
+        closed_ns=None if opened_ns is None else max(opened_ns, min([complete_ns, *drain])),
+        ended_ns=max(end_ns for _, end_ns, _ in spans),
         ended_by="killed",
         client=ClientCost(cpu_s=0.0, wall_s=0.0, chunks=0, lag_ms={}),
     )
+
+
+def _complete_until(spans: Sequence[tuple[int, int]], concurrency: int) -> int:
+    """The last moment at which as many requests as the level had slots were running.
+
+    What ran at the kill left no record: after this moment tokens are missing. 0 where there is no such moment.
+    """
+    running = until_ns = 0
+    for moment_ns, step in sorted([(sent_ns, 1) for sent_ns, _ in spans] + [(end_ns, -1) for _, end_ns in spans]):
+        if running >= concurrency:
+            until_ns = moment_ns
+        running += step
+    return until_ns

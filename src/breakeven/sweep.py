@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import secrets
+import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from breakeven.engines.metrics import Scraper
 from breakeven.engines.monitor import Monitor
+from breakeven.errors import RunError
 from breakeven.load.client import Client
-from breakeven.load.closed import FIRST_LOOK_S, ClosedLoop, StopRule
+from breakeven.load.closed import FIRST_LOOK_S, ClosedLoop, StopRule, warm_up
 from breakeven.load.cost import CostMeter
 from breakeven.load.plan import LevelRequests
 from breakeven.load.prompts import PromptSet
@@ -91,32 +96,47 @@ class Sweep:
         self._shared_cores = shared_cores
         self._levels = len(plan_levels(options))
         self._records: list[RequestRecord] = []
+        # Not from the seed: a second run with the same seed must find no cache either.
+        self._tag = secrets.token_hex(4) if options.unique else None
+        self._task: asyncio.Task[Any] | None = None
+        self._failure: RunError | None = None
         self.summaries: list[LevelSummary] = []
 
     def record(self, record: RequestRecord) -> None:
-        """Takes a finished request's record."""
-        self._writer.add_request(record)
+        """Takes a finished request's record. One that can't be written ends the sweep: `run` raises why."""
         self._records.append(record)
+        try:
+            self._writer.add_request(record)
+        except RunError as error:
+            self._failure = self._failure or error
+            if self._task is not None:
+                self._task.cancel()
 
     async def run(self, client: Client, levels: Sequence[LevelPlan], scraper: Scraper) -> None:
         """Runs all levels. Cancelling it writes down the level it was in, then raises."""
-        began_ns = client.clock.now_ns()
-        for number, level in enumerate(levels):
-            budget_s = None
-            if self._options.budget_s is not None:
-                left_s = self._options.budget_s - (client.clock.now_ns() - began_ns) / 1e9
-                budget_s = max(0.0, left_s / (len(levels) - number))
-            await self._run_level(client, level, stop_rule(self._options, budget_s), scraper)
+        self._task = asyncio.current_task()
+        self._ends_s = time.monotonic() + (self._options.budget_s or math.inf)
+        try:
+            for level in levels:
+                await self._run_level(client, level, scraper)
+        except asyncio.CancelledError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
 
-    async def _run_level(self, client: Client, level: LevelPlan, stop: StopRule, scraper: Scraper) -> None:
+    async def _run_level(self, client: Client, level: LevelPlan, scraper: Scraper) -> None:
         self._records = []
         options, monitor = self._options, Monitor(scraper)
+        ends_s = time.monotonic() + (self._ends_s - time.monotonic()) / (self._levels - level.index)
+        requests = LevelRequests(level, self._prompts, seed=options.seed, tag=self._tag)
+        await client.connect(level.concurrency)
+        await warm_up(requests, client.send, options.warmup, level.concurrency)
         loop = ClosedLoop(
             level,
-            LevelRequests(level, self._prompts, seed=options.seed, unique=options.unique),
+            requests,
             client.send,
             client.clock,
-            stop,
+            stop_rule(options, budget_s=max(0.0, ends_s - time.monotonic()) if options.budget_s else None),
             ramp=options.ramp,
             is_precise=lambda opened_ns: self._is_precise(client, level, opened_ns),
             on_open=monitor.open,
@@ -124,8 +144,6 @@ class Sweep:
         )
         display = asyncio.create_task(self._display(client, level, loop))
         try:
-            await client.connect(level.concurrency)
-            await loop.warm_up(options.warmup)
             await self._measure(client, level, loop, monitor)
         finally:
             display.cancel()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import msgspec
 
 from breakeven.clock import KernelClock, MonotonicClock
-from breakeven.load.connection import Connection
+from breakeven.load.connection import Connection, words
 from breakeven.load.dialect import Dialect
 from breakeven.load.flight import Flight
 from breakeven.load.later import Later
@@ -78,10 +79,7 @@ class Client:
         self._idle = [connection for connection in self._idle if connection.usable]
         missing = max(0, count - len(self._idle))
         for start in range(0, missing, 64):  # a listen queue is often 128 long
-            opened = (self._open() for _ in range(min(64, missing - start)))
-            for connection in await asyncio.gather(*opened, return_exceptions=True):
-                if isinstance(connection, Connection):
-                    self._idle.append(connection)
+            await asyncio.gather(*(self._open_idle() for _ in range(min(64, missing - start))))
 
     async def send(self, planned: PlannedRequest) -> bool:
         """Sends one request; returns when its response has ended, with whether all of it came.
@@ -96,8 +94,8 @@ class Client:
         except asyncio.CancelledError:
             flight.fail("cancelled", "the level ended before the response did")
             raise
-        except (OSError, TimeoutError) as error:
-            flight.fail("connection", str(error) or f"no connection within {_CONNECT_TIMEOUT_S:g} s")
+        except OSError as error:
+            flight.fail("connection", words(error) or f"no connection within {_CONNECT_TIMEOUT_S:g} s")
         finally:
             self._flights.discard(flight)
             flight.end(self.clock.now_ns())
@@ -147,6 +145,10 @@ class Client:
     async def _open(self) -> Connection:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             return await Connection.open(self._endpoint, self.kernel_clock, self._later)
+
+    async def _open_idle(self) -> None:
+        with contextlib.suppress(OSError):
+            self._idle.append(await self._open())
 
     async def _fly(self, flight: Flight, request: bytes) -> None:
         while self._idle and not self._idle[-1].usable:

@@ -7,7 +7,7 @@ memory buffers off that path: the stamp is that of the encrypted bytes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import socket
 import ssl
 import sys
@@ -17,7 +17,7 @@ from breakeven.clock import KernelClock
 from breakeven.load.exchange import Exchange
 from breakeven.load.later import Later
 
-__all__ = ["Connection", "Endpoint"]
+__all__ = ["Connection", "Endpoint", "words"]
 
 READ_SIZE = 65536
 
@@ -28,6 +28,11 @@ _ANCILLARY_SIZE = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 
 #: What ends a chunked body: the last chunk, or trailers after it. A read this short may hold only a part of that.
 _END, _SHORT = b"\r\n\r\n", 5
+
+
+def words(error: OSError) -> str:
+    """Why a connection failed; asyncio's own text names the address instead. Empty for a time-out of ours."""
+    return os.strerror(error.errno) if error.errno and not isinstance(error, ssl.SSLError) else str(error)
 
 
 class Endpoint:
@@ -53,7 +58,7 @@ class Connection:
         self._eager = True
         self._looking = False
         self._tls: _Tls | None = None
-        self._unsent = b""
+        self._unsent: bytes | memoryview = b""
         self.usable = True
         self.exchanges = 0
         self.failure: str | None = None
@@ -102,7 +107,8 @@ class Connection:
             raise
         finally:
             self._exchange = None
-        if not exchange.keep_alive:
+        exchange.advance()  # what came behind the end, before this line was reached
+        if self._unsent or not exchange.keep_alive:
             self.close()
 
     def close(self) -> None:
@@ -117,6 +123,11 @@ class Connection:
         """Closes it under a running exchange, which then ends as it stands."""
         self.close()
         self._end()
+
+    def check(self) -> None:
+        """Looks at the socket unasked: libuv tells of data and a reset that come together only once, as of data."""
+        if self.usable:
+            self._on_readable()
 
     def _on_readable(self) -> None:
         # The hot path: once per chunk. Nothing here may look into the bytes beyond their end.
@@ -141,8 +152,14 @@ class Connection:
         # TLS 1.3 servers send session tickets when they like: bytes, but no answer.
         if not data:
             self._lose("the server closed the connection")
-        elif self._tls is None or self._tls.decrypt(data):
-            self._lose("bytes that nobody asked for")
+            return
+        try:
+            unasked = data if self._tls is None else self._tls.decrypt(data)
+        except ssl.SSLError as error:
+            self._lose(f"TLS: {error.reason}")
+        else:
+            if unasked:
+                self._lose("bytes that nobody asked for")
 
     def _look(self, _until_ns: int) -> bool:
         self._looking = False
@@ -153,24 +170,29 @@ class Connection:
         self._eager = self._tls is not None or not exchange.chunked
         if exchange.complete or exchange.broken:
             self._end()
+        elif not exchange.begun:
+            self.check()  # bytes but no answer: TLS says goodbye, and a reset may have come with it
         return True
 
     def _reset(self, error: OSError) -> None:
         self.was_reset = True
-        self._lose(error.strerror or str(error))
+        self._lose(words(error))
 
     def _lose(self, why: str) -> None:
         self.close()
         self.failure = why
         if self._exchange is not None:
-            self._exchange.close()
+            if self.was_reset:
+                self._exchange.advance()
+            else:
+                self._exchange.close()
             self._end()
 
     def _end(self) -> None:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes | memoryview) -> None:
         try:
             sent = self._socket.send(data)
         except (BlockingIOError, InterruptedError):
@@ -178,7 +200,7 @@ class Connection:
         except OSError as error:
             self._reset(error)
             return
-        self._unsent = data[sent:]
+        self._unsent = memoryview(data)[sent:]
         if self._unsent:
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
@@ -220,7 +242,12 @@ class _Tls:
         """The plain bytes that `data` completes; raises `ssl.SSLError` on what is no TLS."""
         self._incoming.write(data)
         plain = []
-        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+        try:
             while data := self._object.read(READ_SIZE):
                 plain.append(data)
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            pass
+        except ssl.SSLError:
+            if not plain:  # else the next call raises it again
+                raise
         return b"".join(plain)

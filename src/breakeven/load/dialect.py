@@ -8,16 +8,21 @@ that give token counts per chunk ride on them: `stream_options.continuous_usage_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
 from breakeven.load.prompts import Prompt
 
-__all__ = ["COUNTING", "Api", "Dialect", "Meaning", "dialect_for", "error_text"]
+__all__ = ["COUNTING", "UNDECODABLE", "Api", "Dialect", "Meaning", "dialect_for", "error_text"]
 
 Api = Literal["chat", "completions", "sglang"]
+
+#: What decoding raises on bytes that are no JSON, no UTF-8, of an impossible shape, or nested without end.
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+#: Tokens of a response. A count outside this is a fault that would only show later, in the arithmetic.
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class Meaning(Struct, frozen=True, gc=False):
@@ -44,15 +49,19 @@ class Dialect(NamedTuple):
     """One API: where it is, how a request body looks, what an event means.
 
     `body` takes the prompt, the model's name, max-tokens and the sampling parameters (temperature, `ignore_eos`).
-    `decode` takes the data of many events at once, which costs a third of one call each; it raises
-    `msgspec.MsgspecError` if one of them is no JSON or has an impossible shape.
+    `decode` takes the data of many events at once, joined by commas, which costs a third of one call each; it raises
+    one of `UNDECODABLE` if it can't make sense of one of them.
     """
 
     api: Api
     path: str
     body: Callable[[Prompt, str, int, Mapping[str, Any]], dict[str, Any]]
-    decode: Callable[[list[bytes]], list[Meaning]]
+    decode: Callable[[bytes], list[Meaning]]
     counting: Mapping[str, Any]
+
+
+#: Where an event has no such field; some servers send null instead. (`Raw | None` would take nothing but null.)
+_NO_ERROR = Raw()
 
 
 class _Details(Struct):
@@ -61,12 +70,12 @@ class _Details(Struct):
 
 class _Usage(Struct):
     prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    completion_tokens: _Count | None = None
     prompt_tokens_details: _Details | None = None
 
 
 class _Timings(Struct):
-    predicted_n: int | None = None
+    predicted_n: _Count | None = None
 
 
 class _Function(Struct):
@@ -97,12 +106,12 @@ class _OpenAiEvent(Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     timings: _Timings | None = None
-    error: Raw | None = None
+    error: Raw = _NO_ERROR
 
 
 class _MetaInfo(Struct):
     prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    completion_tokens: _Count | None = None
     cached_tokens: int | None = None
     finish_reason: dict[str, Any] | str | None = None
 
@@ -110,21 +119,19 @@ class _MetaInfo(Struct):
 class _SglangEvent(Struct):
     text: str | None = None
     meta_info: _MetaInfo | None = None
-    error: Raw | None = None
+    error: Raw = _NO_ERROR
 
 
 _decode_openai = msgspec.json.Decoder(list[_OpenAiEvent]).decode
 _decode_sglang = msgspec.json.Decoder(list[_SglangEvent]).decode
-#: `Raw` keeps a null, which some servers send as their error when there is none.
-_NULL = b"null"
 
 
-def _openai_meanings(events: list[bytes]) -> list[Meaning]:
-    return [_openai_meaning(event) for event in _decode_openai(b"[%b]" % b",".join(events))]
+def _openai_meanings(events: bytes) -> list[Meaning]:
+    return [_openai_meaning(event) for event in _decode_openai(b"[%b]" % events)]
 
 
 def _openai_meaning(event: _OpenAiEvent) -> Meaning:
-    if event.error is not None and (error := bytes(event.error)) != _NULL:
+    if event.error is not _NO_ERROR and (error := bytes(event.error)) != b"null":
         return Meaning(error=error_text(error), is_rare=True)
     text, finish, index = "", None, 0
     for choice in event.choices or ():
@@ -152,12 +159,12 @@ def _choice_text(choice: _Choice) -> str:
     return text
 
 
-def _sglang_meanings(events: list[bytes]) -> list[Meaning]:
-    return [_sglang_meaning(event) for event in _decode_sglang(b"[%b]" % b",".join(events))]
+def _sglang_meanings(events: bytes) -> list[Meaning]:
+    return [_sglang_meaning(event) for event in _decode_sglang(b"[%b]" % events)]
 
 
 def _sglang_meaning(event: _SglangEvent) -> Meaning:
-    if event.error is not None and (error := bytes(event.error)) != _NULL:
+    if event.error is not _NO_ERROR and (error := bytes(event.error)) != b"null":
         return Meaning(error=error_text(error), is_rare=True)
     meta = event.meta_info or _MetaInfo()
     finish = meta.finish_reason
@@ -166,14 +173,14 @@ def _sglang_meaning(event: _SglangEvent) -> Meaning:
     return Meaning(event.text or "", count, 0, False, True, True, meta.prompt_tokens, cached, reason)
 
 
-def error_text(body: bytes, limit: int = 300) -> str:
-    """The message out of an error body as the engines send it, else the body's start, on one line.
+def error_text(body: bytes) -> str:
+    """The message out of an error body as the engines send it, else all of the body, on one line; never empty.
 
     OpenAI's shape is `{"error": {"message": …}}`; vLLM's older one has `message` at the top, FastAPI's `detail`.
     """
     try:
         value = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         value = body.decode("utf-8", "replace")
     for name in ("error", "message", "detail"):
         if isinstance(value, dict) and name in value:
@@ -181,7 +188,7 @@ def error_text(body: bytes, limit: int = 300) -> str:
     if isinstance(value, dict) and "message" in value:
         value = value["message"]
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return " ".join(text.split())[:limit]
+    return " ".join(text.split()) or "no text"
 
 
 def _chat_body(prompt: Prompt, model: str, max_tokens: int, sampling: Mapping[str, Any]) -> dict[str, Any]:

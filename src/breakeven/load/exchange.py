@@ -22,7 +22,8 @@ class Exchange:
 
     `reads` holds what has come and was not looked at, `pieces` the body that this gave, without HTTP framing.
     `complete` turns true at the end of the message, `broken` names what was wrong with bytes that are no HTTP.
-    `keep_alive` says whether the server will take another request on this connection.
+    `begun` says whether a byte of an answer has come, `keep_alive` whether the server will take another request on
+    this connection.
     Interim responses (1xx) are skipped. Over TLS, `decrypt` turns the bytes of a read into plain ones.
     """
 
@@ -35,6 +36,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = {}
         self.headers_ns: int | None = None
         self.end_ns: int | None = None
+        self.begun = False
         self.complete = False
         self.keep_alive = False
         self.broken: str | None = None
@@ -54,30 +56,46 @@ class Exchange:
     def advance(self) -> None:
         """Parses the HTTP framing of all reads."""
         reads, self.reads = self.reads, []
-        for self._stamp_ns, data in reads:
-            if self.complete or self.broken:
+        feed, decrypt, latest_ns = self._parser.feed_data, self.decrypt, self._stamp_ns
+        for stamp_ns, data in reads:
+            if self.broken:
                 return
+            if stamp_ns > latest_ns:  # never back, though the wall clock was set back
+                self._stamp_ns = latest_ns = stamp_ns
             try:
-                self._parser.feed_data(self.decrypt(data) if self.decrypt else data)
+                if plain := decrypt(data) if decrypt else data:
+                    feed(plain)
             except httptools.HttpParserError as error:
-                self.broken = f"no HTTP: {error}"
+                self._break(f"no HTTP: {error}")
+            except httptools.HttpParserUpgrade:  # is no HttpParserError
+                self._break("no HTTP: the server switched protocols")
             except ssl.SSLError as error:
-                self.broken = f"TLS: {error.reason}"
+                self._break(f"TLS: {error.reason}")
 
     def close(self) -> None:
         """The peer closed the connection: where neither length nor chunks said it, this is the body's end."""
         self.advance()
-        delimited = self.chunked or b"content-length" in self.headers
-        if self.headers_ns is not None and not self.complete and not delimited:
+        is_delimited = self.chunked or b"content-length" in self.headers
+        if self.headers_ns is not None and not (self.complete or self.broken or is_delimited):
             self.on_message_complete()
+
+    def _break(self, why: str) -> None:
+        if self.complete:
+            self.keep_alive = False  # what follows a whole response can't spoil it, only the next one
+        else:
+            self.broken = why
 
     # What httptools calls, by name.
 
     def on_message_begin(self) -> None:
+        if self.complete:
+            raise httptools.HttpParserError("an answer that nobody asked for")
+        self.begun = True
         self.headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.lower()] = value
+        if self.headers_ns is None:  # else a trailer
+            self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()

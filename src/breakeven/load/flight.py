@@ -13,6 +13,11 @@ from breakeven.records import Outcome, RequestRecord
 
 __all__ = ["Flight"]
 
+#: From this silence on a connection is looked at unasked, see `Connection.check`.
+_QUIET_NS = 250_000_000
+#: What a record keeps of a server's words, in characters.
+_ERROR_LIMIT = 300
+
 
 class Flight:
     """One request from the moment it is due to the moment its record is made."""
@@ -35,7 +40,7 @@ class Flight:
     def may_be_resent(self) -> bool:
         """Whether the connection went away before a single byte of an answer: the server has not seen the request."""
         lost = self.connection is not None and self.connection.failure is not None
-        return lost and not self.exchange.last_read_ns and self._failure is None
+        return lost and not self.exchange.begun and self._failure is None
 
     def fail(self, outcome: Outcome, why: str) -> None:
         """Notes what the client itself knows of the end; the first reason stands."""
@@ -47,15 +52,22 @@ class Flight:
 
     def check_deadlines(self, now_ns: int, timeout_ns: int, stall_ns: int) -> None:
         """Gives the request up where it took longer than it may, or where its stream fell silent."""
-        sent_ns, heard_ns = self.exchange.sent_ns, self.exchange.last_read_ns
-        if not sent_ns or self.connection is None:
+        exchange, connection = self.exchange, self.connection
+        sent_ns, heard_ns = exchange.sent_ns, exchange.last_read_ns
+        if not sent_ns or connection is None:
             return
+        if heard_ns and now_ns - heard_ns > _QUIET_NS:
+            connection.check()
         if now_ns - sent_ns > timeout_ns:
-            self.fail("timeout", f"no end within {timeout_ns / 1e9:g} s (--timeout)")
-            self.connection.abandon()
+            why = f"no end within {timeout_ns / 1e9:g} s (--timeout)"
         elif heard_ns and now_ns - heard_ns > stall_ns:
-            self.fail("timeout", f"silent for {stall_ns / 1e9:g} s (--stall-timeout)")
-            self.connection.abandon()
+            why = f"silent for {stall_ns / 1e9:g} s (--stall-timeout)"
+        else:
+            return
+        exchange.advance()  # the end may have come unnoticed, with more bytes behind it
+        if connection.usable and not (exchange.complete or exchange.broken):
+            self.fail("timeout", why)
+        connection.abandon()
 
     def parse(self, until_ns: int) -> bool:
         """Parses what has come, until the clock passes `until_ns`; returns whether that was all."""
@@ -104,7 +116,7 @@ class Flight:
             chunks=transcript.chunks,
             outcome=outcome,
             status=exchange.status,
-            error=scrub(error) if error else None,
+            error=scrub(error)[:_ERROR_LIMIT] if error else None,
             finish_reason=transcript.finish_reason,
             reconnects=self.reconnects,
             repetition=round(repetition(transcript.text), 4),
@@ -127,7 +139,7 @@ class Flight:
         if exchange.headers_ns is None or exchange.status is None:
             return "connection", lost or "no answer"
         if not 200 <= exchange.status < 300:
-            return "http_error", f"HTTP {exchange.status}: {error_text(self._body()) or 'no text'}"
+            return "http_error", f"HTTP {exchange.status}: {error_text(self._body())}"
         if not self._is_stream:
             kind = exchange.headers.get(b"content-type", b"nothing").decode("latin-1")
             return "protocol", f"answered with {kind}, not with text/event-stream"

@@ -46,11 +46,14 @@ class Later:
 
     def _slice(self) -> None:
         until_ns = time.perf_counter_ns() + SLICE_NS
-        while queue := self._urgent or self._jobs:
-            if queue[0](until_ns):
-                queue.popleft()
-            if time.perf_counter_ns() >= until_ns:
-                break
-        self._scheduled = bool(self._urgent or self._jobs)
-        if self._scheduled:
-            self._loop.call_soon(self._slice)
+        try:
+            while queue := self._urgent or self._jobs:
+                job = queue.popleft()
+                if not job(until_ns):
+                    queue.appendleft(job)
+                if time.perf_counter_ns() >= until_ns:
+                    break
+        finally:  # a job that raises is reported by the loop; the others go on
+            self._scheduled = bool(self._urgent or self._jobs)
+            if self._scheduled:
+                self._loop.call_soon(self._slice)

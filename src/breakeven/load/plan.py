@@ -26,12 +26,13 @@ class LevelRequests:
     """The requests of one level, phase by phase.
 
     Each phase counts for itself: the k-th measured request has the same prompt at every level and in every arm,
-    however many the ramp took. Ramp request i is capped at a share of max-tokens that is uniform over the slots
-    (stratified, in seeded order), so that the slots' starts and ends are spread from the first.
+    however many the ramp took. With `tag`, each prompt begins with it and a number, as no prompt before did. Ramp
+    request i is capped at a share of max-tokens that is uniform over the slots (stratified, in seeded order), so that
+    the slots' starts and ends are spread from the first.
     """
 
-    def __init__(self, level: LevelPlan, prompts: PromptSet, *, seed: int, unique: bool) -> None:
-        self._level, self._prompts, self._seed, self._unique = level, prompts.prompts, seed, unique
+    def __init__(self, level: LevelPlan, prompts: PromptSet, *, seed: int, tag: str | None) -> None:
+        self._level, self._prompts, self._tag = level, prompts.prompts, tag
         self._sent: Counter[Phase] = Counter()
         rng = random.Random(f"ramp {seed} {level.concurrency} {level.max_tokens}")
         slots = level.concurrency
@@ -43,8 +44,8 @@ class LevelRequests:
         number = self._sent[phase]
         self._sent[phase] += 1
         prompt = self._prompts[(number + self._offset(phase)) % len(self._prompts)]
-        if self._unique:
-            prompt = prompt.tagged(f"{self._seed}-{self._level.index}-{phase}-{number}")
+        if self._tag:
+            prompt = prompt.tagged(f"{self._tag}-{self._level.index}-{phase}-{number}")
         max_tokens = self._level.max_tokens
         cap = max_tokens if slot is None else max(1, math.ceil(self._shares[slot] * max_tokens))
         return PlannedRequest(self._level, phase, prompt, cap)

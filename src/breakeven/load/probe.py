@@ -70,7 +70,8 @@ async def probe(
             record = await _ask(target, model, prompt, dialect, sampling, extra_body)
             if record.outcome in ("ok", "empty"):
                 return Probe(dialect, counting, record)
-            refused = refused if refused is not None and refused.status != 404 else record
+            # The last refusal of an API that exists: it had the fewest fields of ours in it, so it is not about them.
+            refused = record if refused is None or record.status != 404 else refused
             if record.status not in (400, 404, 422):
                 raise _refusal(target, record)
             if record.status == 404:
@@ -114,6 +115,8 @@ def _refusal(target: Target, record: RequestRecord) -> TargetError:
         mend = "check --server-url, --api and --model"
     elif record.status in (400, 413, 422):
         mend = "check --extra-body, --max-tokens, --prompts and --model"
+    elif "certificate verify failed" in said:
+        mend = "use the host name it was issued for, or name the file of its CA in SSL_CERT_FILE"
     elif record.outcome == "timeout":
         mend = "is the engine stuck, or busy with others?"
     elif record.outcome in ("protocol", "truncated"):

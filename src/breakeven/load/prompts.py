@@ -18,104 +18,13 @@ from breakeven.errors import PromptsError
 __all__ = ["Prompt", "PromptSet", "load_prompts"]
 
 #: Short common words, nearly all one token in the vocabularies of today's models.
-_WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "that",
-    "it",
-    "was",
-    "for",
-    "on",
-    "are",
-    "as",
-    "with",
-    "his",
-    "they",
-    "at",
-    "be",
-    "this",
-    "from",
-    "have",
-    "or",
-    "by",
-    "one",
-    "had",
-    "not",
-    "but",
-    "what",
-    "all",
-    "were",
-    "when",
-    "we",
-    "there",
-    "can",
-    "an",
-    "your",
-    "which",
-    "their",
-    "said",
-    "if",
-    "do",
-    "will",
-    "each",
-    "about",
-    "how",
-    "up",
-    "out",
-    "them",
-    "then",
-    "she",
-    "many",
-    "some",
-    "so",
-    "these",
-    "would",
-    "other",
-    "into",
-    "has",
-    "more",
-    "her",
-    "two",
-    "like",
-    "him",
-    "see",
-    "time",
-    "could",
-    "no",
-    "make",
-    "than",
-    "first",
-    "been",
-    "its",
-    "who",
-    "now",
-    "people",
-    "my",
-    "made",
-    "over",
-    "did",
-    "down",
-    "only",
-    "way",
-    "find",
-    "use",
-    "may",
-    "water",
-    "long",
-    "little",
-    "very",
-    "after",
-    "words",
-    "called",
-    "just",
-    "where",
-    "most",
-    "know",
-]
+_WORDS = (
+    "the of and to in is that it was for on are as with his they at be this from have or by one had not but what "
+    "all were when we there can an your which their said if do will each about how up out them then she many some "
+    "so these would other into has more her two like him see time could no make than first been its who now "
+    "people my made over did down only way find use may water long little very after words called just where most "
+    "know"
+).split()
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
@@ -134,17 +43,17 @@ class Prompt(Struct, frozen=True, kw_only=True):
         """The prompt for a completion API; messages become labelled paragraphs, since no template is known here."""
         if self.text is not None:
             return self.text
-        turns = [f"{message['role'].capitalize()}: {message['content']}" for message in self.messages or ()]
+        turns = [f"{message['role'].capitalize()}: {_text_of(message['content'])}" for message in self.messages or ()]
         return "\n\n".join([*turns, "Assistant:"])
 
     def tagged(self, tag: str) -> Prompt:
-        """The same prompt behind a tag of its own, so that no prefix cache knows its beginning."""
+        """The same prompt behind a tag, so that no prefix cache knows its beginning; its id carries the tag too."""
+        name = f"{self.id}#{tag}"
         if self.messages is None:
-            return msgspec.structs.replace(self, text=f"[{tag}] {self.text}")
+            return msgspec.structs.replace(self, id=name, text=f"[{tag}] {self.text}")
         first, *rest = self.messages
-        return msgspec.structs.replace(
-            self, messages=({**first, "content": _tagged_content(first["content"], tag)}, *rest)
-        )
+        tagged = {**first, "content": _tagged_content(first["content"], tag)}
+        return msgspec.structs.replace(self, id=name, messages=(tagged, *rest))
 
 
 class PromptSet(Struct, frozen=True, kw_only=True):
@@ -177,7 +86,7 @@ def load_prompts(source: str | None, kinds: Sequence[str] = (), *, seed: int = 0
     """
     if source is None:
         text = resources.files("breakeven").joinpath("data/prompts.jsonl").read_text("utf-8")
-        prompts = list(_parse(text.splitlines(), "the built-in set"))
+        prompts = list(_parse(text.split("\n"), "the built-in set"))
     elif source.startswith("random:"):
         prompts = _random_prompts(source, seed)
     else:
@@ -189,10 +98,13 @@ def load_prompts(source: str | None, kinds: Sequence[str] = (), *, seed: int = 0
 
 def _read_lines(source: str) -> list[str]:
     try:
-        return Path(source).read_text("utf-8").splitlines()
+        text = Path(source).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise PromptsError(f"--prompts {source}: {why}; give a JSON-lines file or random:N") from None
+    if text.lstrip().startswith("["):  # how ShareGPT's file is published
+        raise PromptsError(f"--prompts {source}: a JSON array; it needs one JSON object a line: jq -c '.[]' {source}")
+    return text.split("\n")  # not splitlines(): JSON strings may hold U+2028 and other separators as they are
 
 
 def _parse(lines: Iterable[str], source: str) -> Iterator[Prompt]:
@@ -200,24 +112,33 @@ def _parse(lines: Iterable[str], source: str) -> Iterator[Prompt]:
         if line.strip():
             try:
                 yield _prompt(msgspec.json.decode(line), f"{number}")
-            except (msgspec.DecodeError, PromptsError) as error:
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise PromptsError(f"--prompts {source}: line {number}: {error}; it needs a JSON object") from None
+            except PromptsError as error:
                 raise PromptsError(f"--prompts {source}: line {number}: {error}") from None
 
 
 def _prompt(value: object, number: str) -> Prompt:
     if not isinstance(value, dict):
-        raise PromptsError("not a JSON object")
-    name, kind = str(value.get("id", number)), str(value.get("kind", "custom"))
+        raise PromptsError("it needs a JSON object")
+    name, kind = str(number if value.get("id") is None else value["id"]), str(value.get("kind") or "custom")
     if isinstance(value.get("prompt"), str) and value["prompt"]:
         return Prompt(id=name, kind=kind, text=value["prompt"])
     messages = value.get("messages") or _from_sharegpt(value.get("conversations"))
     if not isinstance(messages, list) or not messages or not all(_is_message(message) for message in messages):
-        raise PromptsError("needs `messages` (OpenAI), `prompt` (text) or `conversations` (ShareGPT), not empty")
+        raise PromptsError(
+            "it needs `messages` (OpenAI: each with role and content), `prompt` (text) or `conversations` (ShareGPT), "
+            "none of them empty"
+        )
     return Prompt(id=name, kind=kind, messages=tuple(messages))
 
 
 def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and bool(value.get("content"))
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        return False
+    content = value.get("content")
+    is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+    return (isinstance(content, str) or is_parts) and bool(content)
 
 
 def _from_sharegpt(turns: object) -> list[dict[str, Any]]:
@@ -239,8 +160,8 @@ def _from_sharegpt(turns: object) -> list[dict[str, Any]]:
 
 def _random_prompts(source: str, seed: int, count: int = 128) -> list[Prompt]:
     size = source.removeprefix("random:")
-    if not size.isdecimal() or not 1 <= int(size) <= 1_000_000:
-        raise PromptsError(f"--prompts {source}: the length must be a whole number of tokens, e.g. random:512")
+    if not size.isdecimal() or not 1 <= int(size) <= 200_000:
+        raise PromptsError(f"--prompts {source}: the length must be 1 to 200000 tokens, e.g. random:512")
     rng = random.Random(f"random prompts {seed}")
     texts = (" ".join(rng.choices(_WORDS, k=int(size))) for _ in range(count))
     return [Prompt(id=f"random-{i:03}", kind="random", text=text) for i, text in enumerate(texts)]
@@ -255,7 +176,7 @@ def _pick(prompts: list[Prompt], kinds: Sequence[str]) -> list[Prompt]:
 
 
 def _balance(prompts: list[Prompt], seed: int) -> list[Prompt]:
-    """Shuffles within kinds and deals the kinds evenly: with k kinds of equal size, any run of k aligned holds each.
+    """Shuffles within kinds and deals the kinds evenly: with k kinds of equal size, any run of k holds each.
 
     Levels see prompts from the start of this order, so its balance is what keeps their mixes alike.
     """
@@ -265,12 +186,18 @@ def _balance(prompts: list[Prompt], seed: int) -> list[Prompt]:
         by_kind[prompt.kind].append(prompt)
     dealt = []
     for kind in sorted(by_kind):
+        turn = rng.random()  # the same in each round, so that runs which begin within a round are balanced too
         rng.shuffle(by_kind[kind])
-        dealt += [((i + 0.5) / len(by_kind[kind]), rng.random(), p) for i, p in enumerate(by_kind[kind])]
+        dealt += [((i + 0.5) / len(by_kind[kind]), turn, p) for i, p in enumerate(by_kind[kind])]
     return [prompt for *_, prompt in sorted(dealt, key=lambda item: item[:2])]
 
 
-def _tagged_content(content: object, tag: str) -> object:
+def _text_of(content: str | list[dict[str, Any]]) -> str:
+    """A message's text; of one in parts, what is text in it."""
+    return content if isinstance(content, str) else "\n".join(str(part["text"]) for part in content if "text" in part)
+
+
+def _tagged_content(content: str | list[dict[str, Any]], tag: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return f"[{tag}] {content}"
-    return [{"type": "text", "text": f"[{tag}]"}, *content] if isinstance(content, list) else content
+    return [{"type": "text", "text": f"[{tag}]"}, *content]

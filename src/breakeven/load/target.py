@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from breakeven.errors import TargetError
-from breakeven.load.connection import Endpoint
+from breakeven.load.connection import Endpoint, words
 
 __all__ = ["Target"]
 
@@ -56,7 +56,7 @@ class Target:
                     async with asyncio.timeout(10):
                         await loop.sock_connect(sock, sockaddr)
                 except (OSError, TimeoutError) as error:
-                    why = str(error) or "timed out"
+                    why = words(error) or "timed out"
                     continue
             return Endpoint((family, sockaddr), (self._tls_context(), self._host) if self._is_tls else None)
         raise TargetError(f"--server-url: nothing listens at {self._netloc}: {why}")
@@ -68,13 +68,16 @@ class Target:
 
     def post(self, path: str, body: bytes) -> bytes:
         """The bytes of a POST of a JSON body."""
-        lines = [f"POST {self._prefix}{path} HTTP/1.1", f"Host: {self._netloc}", "Accept: text/event-stream"]
-        lines += [
-            "Accept-Encoding: identity",
-            "Content-Type: application/json",
-            f"Content-Length: {len(body)}",
-        ]
-        lines += [f"{name}: {value}" for name, value in self._headers.items()]
+        ours = {
+            "Host": self._netloc,
+            "Accept": "text/event-stream",
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+        }
+        theirs = {name.lower() for name in self._headers}
+        headers = {name: value for name, value in ours.items() if name.lower() not in theirs} | self._headers
+        lines = [f"POST {self._prefix}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
     def scrub(self, text: str) -> str:

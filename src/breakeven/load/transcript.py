@@ -12,10 +12,9 @@ from bisect import bisect_left
 from itertools import pairwise
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
-from breakeven.load.dialect import Dialect, Meaning, error_text
+from breakeven.load.dialect import UNDECODABLE, Dialect, Meaning, error_text
 from breakeven.load.exchange import Piece
 from breakeven.load.sse import EventParser
 from breakeven.records import TokensFrom
@@ -51,6 +50,7 @@ class Transcript:
         self._characters: list[int] = []
         self._counts: list[int | None] = []
         self._texts: list[str] = []
+        self._so_far: str | None = ""
         self._choices: dict[int, int] = {}
         self._total: int | None = None
         self.input_tokens: int | None = None
@@ -72,8 +72,10 @@ class Transcript:
         return not pieces
 
     def close(self, stamp_ns: int) -> None:
-        """The response is over: an event without its empty line still counts."""
+        """The response is over: an event without its empty line still counts, the beginning of one does not."""
+        garbage = self.garbage
         self._take([(stamp_ns, *event) for event in self._events.close()])
+        self.garbage = garbage
 
     @property
     def text(self) -> str:
@@ -97,16 +99,17 @@ class Transcript:
 
     def counted(self, tokens_per_character: float = 1 / CHARACTERS_PER_TOKEN) -> Counted:
         """The response in tokens. The rate is used only where the server has given no count (yet)."""
-        total, origin = self._counted_total(), "estimated"
+        total = self._counted_total()
         counts = [count for count in self._counts if count is not None]
         if counts and len(counts) == len(self._counts):
             tokens = [max(0, after - before) for before, after in pairwise([0, *counts])]
+            if self._total is not None and self._total - sum(tokens) == 1:
+                tokens[-1] += 1  # the end-of-sequence token, which llama.cpp counts in the total alone
             return Counted(list(zip(self._stamps, tokens, strict=True)), total or 0, "chunks")
         guess = max(self.chunks, math.ceil(self.characters * tokens_per_character))
         tokens, origin = _spread(guess if total is None else total, self._chunks, self._characters)
-        is_guess = total is None and guess > 0
         arrivals = list(zip(self._stamps, tokens, strict=True))
-        return Counted(arrivals, guess if total is None else total, "estimated" if is_guess else origin)
+        return Counted(arrivals, guess if total is None else total, "estimated" if total is None else origin)
 
     def _counted_total(self) -> int | None:
         if self._total is not None:
@@ -115,12 +118,12 @@ class Transcript:
 
     def _skim(self, pieces: list[Piece]) -> bool:
         """The fast way, at half the cost, for pieces that are one chunk each; False if these are not."""
-        payloads = self._events.skim([data for _, data in pieces])
-        if payloads is None:
+        payload = self._events.skim([data for _, data in pieces])
+        if payload is None:
             return False
         try:
-            meanings = self._decode(payloads)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+            meanings = self._decode(payload)
+        except UNDECODABLE:
             return False
         if len(meanings) != len(pieces):
             return False
@@ -135,11 +138,11 @@ class Transcript:
     def _take(self, events: list[tuple[int, bytes, bytes]]) -> None:
         stamps, payloads = [], []
         for stamp_ns, kind, data in events:
-            if data == b"[DONE]":
+            if data.startswith(b"[DONE]"):
                 self.done = True
             elif kind == b"error":
                 self.error = self.error or error_text(data)
-            else:
+            elif data:  # else a sign of life
                 stamps.append(stamp_ns)
                 payloads.append(data)
         for stamp_ns, meaning in zip(stamps, self._meanings(payloads), strict=True):
@@ -147,11 +150,11 @@ class Transcript:
 
     def _meanings(self, payloads: list[bytes]) -> list[Meaning]:
         try:
-            meanings = self._decode(payloads)
+            meanings = self._decode(b",".join(payloads))
             if len(meanings) == len(payloads):
                 return meanings
             why = "more than one JSON value"
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             why = str(error)
         if len(payloads) > 1:  # one of them is bad: the others still count
             return [meaning for payload in payloads for meaning in self._meanings([payload])]
@@ -162,14 +165,16 @@ class Transcript:
         text, count = meaning.text, meaning.output_tokens
         if meaning.is_rare:
             count = self._note_rare(meaning)
-            if meaning.is_whole and text.startswith(so_far := self.text):
-                # SGLang sends all text so far, or only what is new where it runs with incremental output.
-                text = text[len(so_far) :]
+            if meaning.is_whole:
+                text = self._new_in(meaning)
         elif count is not None:
             self._choices[0] = count
             if len(self._choices) > 1:
                 count = sum(self._choices.values())
         if not text:
+            if meaning.finish_reason and count is not None and self._counts:
+                # An end-of-sequence token has a count but no text, and no arrival of its own: it joins the last one.
+                self._counts[-1] = count
             return
         self._texts.append(text)
         if self._stamps and self._stamps[-1] == stamp_ns:
@@ -196,10 +201,20 @@ class Transcript:
             self.input_tokens = meaning.input_tokens
         if meaning.cached_tokens is not None:
             self.cached_tokens = meaning.cached_tokens
-        if meaning.finish_reason and not meaning.text and count is not None and self._counts:
-            # An end-of-sequence token has a count but no text, and no arrival of its own: it joins the last one.
-            self._counts[-1] = count
         return count
+
+    def _new_in(self, meaning: Meaning) -> str:
+        """What an event adds that may hold all text so far (SGLang), or only what is new (SGLang, incremental)."""
+        text, so_far = meaning.text, self._so_far
+        if so_far is None:
+            return text
+        if text.startswith(so_far):
+            self._so_far = text
+            return text[len(so_far) :]
+        if meaning.finish_reason and so_far.startswith(text):  # cut back to where a stop string begins
+            return ""
+        self._so_far = None  # not all of it: so it is, and was, only what is new
+        return text
 
 
 def _spread(total: int, chunks: list[int], characters: list[int]) -> tuple[list[int], TokensFrom]:
@@ -219,15 +234,24 @@ def _spread(total: int, chunks: list[int], characters: list[int]) -> tuple[list[
 def repetition(text: str) -> float:
     """The share of a text that one repeating passage at its end fills; 0 below three repeats.
 
-    Greedy decoding of small models ends in such loops, which drafters predict perfectly.
+    Greedy decoding of small models ends in such loops, which drafters predict perfectly. A passage is found if it
+    repeats the text's last 24 characters within its last 2,000.
     """
     tail = text[-2000:]
     key = tail[-24:]
-    period = len(tail) - len(key) - tail.rfind(key, 0, len(tail) - 1) if len(tail) > len(key) else 0
-    if not 0 < period <= len(tail) - len(key):
-        return 0.0
-    # The longest end that equals what stands a period before it, by bisection: an end of an equal end is equal.
-    ends = range(1, len(tail) - period + 1)
-    same = bisect_left(ends, True, key=lambda size: tail[-size:] != tail[-size - period : -period])
-    covered = same + period
-    return covered / len(text) if covered >= 3 * period else 0.0
+    most = least = 0
+    while len(key) < len(tail) - least and (start := tail.rfind(key, 0, len(tail) - least - 1)) >= 0:
+        period = len(tail) - len(key) - start
+        covered = _covered(text, period)
+        if covered >= 3 * period:
+            most = max(most, covered)
+        # A longer period that fits into this one's run reaches no further than it (Fine and Wilf).
+        least = max(period, covered - period)
+    return most / len(text) if text else 0.0
+
+
+def _covered(text: str, period: int) -> int:
+    """How much of a text's end repeats with this period: the longest end that equals what stands a period before it."""
+    # By bisection, since an end of an equal end is equal.
+    sizes = range(1, len(text) - period + 1)
+    return period + bisect_left(sizes, True, key=lambda size: text[-size:] != text[-size - period : -period])

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
 from breakeven.measure.arrivals import ArrivalTable
-from breakeven.measure.throughput import batch_rates
+from breakeven.measure.throughput import batch_rates, window_of
 from breakeven.records import LevelRecord, RequestRecord
-
-if TYPE_CHECKING:
-    from breakeven.measure.level import LevelSummary
 
 __all__ = ["Check", "run_checks"]
 
@@ -37,37 +32,47 @@ class Check(Struct, frozen=True):
 
 
 def run_checks(
-    summary: LevelSummary,
     level: LevelRecord,
     records: Sequence[RequestRecord],
     table: ArrivalTable,
     *,
+    in_flight: float,
+    engine: Mapping[str, float | None] | None,
     shared_cores: int | None,
-) -> LevelSummary:
-    """The summary with its checks done.
+) -> list[Check]:
+    """All checks that can be done on a level.
 
-    `records` are those after warm-up, `table` their arrivals; `shared_cores` is how many cores client and server
-    share, None where the server runs elsewhere.
+    Args:
+        level: what is known of the level as a whole.
+        records, table: its requests after warm-up, and their arrivals.
+        in_flight: how many of them were in flight on average.
+        engine: the engine's gauges and preemptions over the window.
+        shared_cores: how many cores client and server share; None where the server runs elsewhere.
     """
+    engine = engine or {}
     measured = [record for record in records if record.phase == "measured"]
     well = [record for record in measured if record.outcome == "ok"]
-    client = _client(level)
-    checks = [
+    return [
+        _cut_short(level),
         _failures(records),
-        _in_flight(summary),
-        *_engine_in_flight(summary),
-        _steady(level),
+        _in_flight(in_flight, level.plan.concurrency),
+        *_engine_in_flight(in_flight, engine),
+        _steady(level, any_measured=bool(measured)),
         *_drift(level, table),
-        client,
+        _client(level),
         *_shared_cpu(level, shared_cores),
         *_counts(well),
         *_degenerate(well),
         *_first_arrival(well),
         *_cache(well),
-        *_preemptions(summary),
+        *_preemptions(engine),
         _clock(level),
     ]
-    return msgspec.structs.replace(summary, checks=checks, client={**summary.client, "saturated": not client.ok})
+
+
+def _cut_short(level: LevelRecord) -> Check:
+    ok = level.ended_by not in ("interrupted", "killed", "failures")
+    return Check("cut_short", ok, f"measuring was ended by {level.ended_by}")
 
 
 def _failures(records: Sequence[RequestRecord]) -> Check:
@@ -78,36 +83,40 @@ def _failures(records: Sequence[RequestRecord]) -> Check:
     return Check("failures", False, f"{_counted(failed)} of {len(records)} requests; e.g. {error}")
 
 
-def _in_flight(summary: LevelSummary) -> Check:
-    mean, wanted = summary.in_flight["mean"], summary.load["concurrency"]
+def _in_flight(mean: float, wanted: int) -> Check:
     return Check("in_flight", mean >= 0.98 * wanted, f"{mean:.1f} of {wanted} on average")
 
 
-def _engine_in_flight(summary: LevelSummary) -> Iterator[Check]:
-    engine = summary.engine or {}
+def _engine_in_flight(ours: float, engine: Mapping[str, float | None]) -> Iterator[Check]:
     running, waiting = engine.get("running"), engine.get("waiting")
     if running is None:
         return
-    seen, ours = running + (waiting or 0.0), summary.in_flight["mean"]
+    seen = running + (waiting or 0.0)
     # Gauges are samples of a number that moves by one at each end and start.
     ok = abs(seen - ours) <= max(1.0, 0.1 * ours)
     yield Check("engine_in_flight", ok, f"the engine counts {seen:.1f} running and waiting, the client {ours:.1f}")
 
 
-def _steady(level: LevelRecord) -> Check:
-    if level.opened_ns is None:
+def _steady(level: LevelRecord, *, any_measured: bool) -> Check:
+    if level.opened_ns is None and any_measured:
         return Check("steady", False, "no window: all requests started at once and ended when they did")
+    if level.opened_ns is None:
+        return Check("steady", False, "no window: measuring ended before every slot had ended its ramp request")
+    if window_of(level) is None:
+        return Check("steady", False, "no window: it closed as soon as it had opened")
     if level.ramp_limited:
         return Check("steady", False, "the window opened before every slot had ended its ramp request")
     return Check("steady", True, "every slot had ended its ramp request when the window opened")
 
 
 def _drift(level: LevelRecord, table: ArrivalTable) -> Iterator[Check]:
-    if level.opened_ns is None or level.closed_ns is None or level.closed_ns <= level.opened_ns:
-        return
-    rates = batch_rates(table, level.opened_ns, level.closed_ns)
+    window = window_of(level)
+    rates = batch_rates(table, *window) if window else np.zeros(2)
     first, second = np.split(rates, 2)
-    if not first.mean():
+    if not rates.any():
+        return
+    if not first.any():
+        yield Check("drift", False, "no token in the window's first half")
         return
     change = float(second.mean() / first.mean() - 1)
     # Both: large enough to matter, and beyond twice the standard error of the difference of three batches each.
@@ -118,16 +127,18 @@ def _drift(level: LevelRecord, table: ArrivalTable) -> Iterator[Check]:
 
 def _client(level: LevelRecord) -> Check:
     cost = level.client
-    busy, lag = cost.cpu_s / cost.wall_s if cost.wall_s else 0.0, cost.lag_ms.get("p99", 0.0)
+    if not cost.wall_s:
+        return Check("client", True, "not known: the level's record is missing")
+    busy, lag = cost.cpu_s / cost.wall_s, cost.lag_ms.get("p99", 0.0)
     ok = busy <= BUSY_CORE and lag <= LATE_MS
     return Check("client", ok, f"the client took {busy:.0%} of a core, its loop was {lag:.1f} ms late at p99")
 
 
 def _shared_cpu(level: LevelRecord, cores: int | None) -> Iterator[Check]:
-    if cores is None:
-        return
     cost = level.client
-    share = cost.cpu_s / cost.wall_s / cores if cost.wall_s else 0.0
+    if cores is None or not cost.wall_s:
+        return
+    share = cost.cpu_s / cost.wall_s / cores
     yield Check("shared_cpu", share <= SHARED_CPU, f"the client took {share:.1%} of the machine it shares")
 
 
@@ -149,17 +160,17 @@ def _degenerate(well: Sequence[RequestRecord]) -> Iterator[Check]:
     looping = sum(record.repetition > 0.5 for record in well)
     if well:
         ok = looping <= 0.1 * len(well)
-        yield Check("degenerate", ok, f"{looping} of {len(well)} answers end in a loop, which flatters speculation")
+        yield Check("degenerate", ok, f"{looping} of {len(well)} answers end in a loop")
 
 
 def _first_arrival(well: Sequence[RequestRecord]) -> Iterator[Check]:
-    pairs = [(r.arrivals[0][1], statistics.median(t for _, t in r.arrivals[1:])) for r in well if len(r.arrivals) > 1]
-    if not pairs:
+    firsts = [r.arrivals[0][1] for r in well if r.arrivals]
+    if not firsts:
         return
-    first, later = (statistics.median(values) for values in zip(*pairs, strict=True))
+    laters = [statistics.median(tokens for _, tokens in r.arrivals[1:]) for r in well if len(r.arrivals) > 1]
+    first, later = statistics.median(firsts), statistics.median(laters) if laters else 0
     ok = first <= max(8, 4 * later)
-    hint = "" if ok else ": hidden reasoning, or a proxy that buffers"
-    yield Check("first_arrival", ok, f"{first:g} tokens at first, {later:g} in later arrivals (medians){hint}")
+    yield Check("first_arrival", ok, f"{first:g} tokens at first, {later:g} in later arrivals (medians)")
 
 
 def _cache(well: Sequence[RequestRecord]) -> Iterator[Check]:
@@ -170,14 +181,14 @@ def _cache(well: Sequence[RequestRecord]) -> Iterator[Check]:
         yield Check(
             "cache",
             share <= 0.2,
-            f"{share:.0%} of input tokens came from a prefix cache (--unique defeats it)",
+            f"{share:.0%} of input tokens came from a prefix cache",
         )
     elif well:
-        yield Check("cache", not repeated, f"{repeated} prompts were sent more than once (--unique defeats caches)")
+        yield Check("cache", not repeated, f"{repeated} prompts were sent more than once")
 
 
-def _preemptions(summary: LevelSummary) -> Iterator[Check]:
-    count = (summary.engine or {}).get("preemptions")
+def _preemptions(engine: Mapping[str, float | None]) -> Iterator[Check]:
+    count = engine.get("preemptions")
     if count is not None:
         yield Check("preemptions", count <= 0, f"{count:g} requests were put back by the engine")
 

@@ -13,7 +13,7 @@ from breakeven.measure.arrivals import ArrivalTable
 from breakeven.measure.checks import Check, run_checks
 from breakeven.measure.latency import latencies
 from breakeven.measure.stats import Distribution
-from breakeven.measure.throughput import mean_latency_ns, window_throughput
+from breakeven.measure.throughput import mean_latency_ns, window_of, window_throughput
 from breakeven.records import LevelRecord, RequestRecord
 
 __all__ = ["LevelSummary", "Throughput", "summarize_level"]
@@ -68,10 +68,13 @@ def summarize_level(level: LevelRecord, records: Iterable[RequestRecord], *, sha
     measured = [record for record in after_warmup if record.phase == "measured"]
     well = [record for record in measured if record.outcome == "ok"]
     numbers = latencies(well)
-    span = _span(level, after_warmup)
     table = ArrivalTable.of(after_warmup)
     outcomes = Counter(record.outcome for record in measured)
-    summary = LevelSummary(
+    in_flight, engine = _in_flight(after_warmup, *_span(level, after_warmup)), _engine(level)
+    checks = run_checks(
+        level, after_warmup, table, in_flight=in_flight["mean"], engine=engine, shared_cores=shared_cores
+    )
+    return LevelSummary(
         load={
             "mode": level.plan.mode,
             "concurrency": level.plan.concurrency,
@@ -92,24 +95,23 @@ def summarize_level(level: LevelRecord, records: Iterable[RequestRecord], *, sha
         itl_ms=numbers.itl_ms,
         icl_ms=numbers.icl_ms,
         e2e_ms=numbers.e2e_ms,
-        in_flight=_in_flight(after_warmup, *span),
-        engine=_engine(level),
+        in_flight=in_flight,
+        engine=engine,
         spec=_spec(level),
         client={
             "cpu_us_per_chunk": level.client.cpu_s * 1e6 / level.client.chunks if level.client.chunks else None,
             "lag_ms": level.client.lag_ms,
-            "saturated": False,
+            "saturated": any(check.name == "client" and not check.ok for check in checks),
         },
-        checks=[],
+        checks=checks,
         ended_by=level.ended_by,
     )
-    return run_checks(summary, level, after_warmup, table, shared_cores=shared_cores)
 
 
 def _span(level: LevelRecord, records: Sequence[RequestRecord]) -> tuple[int, int]:
     """The window, or where there is none the time from the first request's start to the last one's end."""
-    if level.opened_ns is not None and level.closed_ns is not None:
-        return level.opened_ns, level.closed_ns
+    if window := window_of(level):
+        return window
     started = [record.sent_ns for record in records if record.sent_ns is not None]
     ended = [record.end_ns for record in records if record.end_ns is not None]
     return (min(started), max(ended)) if started and ended else (level.started_ns, level.ended_ns)
@@ -117,14 +119,16 @@ def _span(level: LevelRecord, records: Sequence[RequestRecord]) -> tuple[int, in
 
 def _throughput(level: LevelRecord, records: Sequence[RequestRecord], table: ArrivalTable) -> Throughput:
     whole = _whole_run(records)
-    if level.opened_ns is None or level.closed_ns is None or level.closed_ns <= level.opened_ns:
+    window = window_of(level)
+    if window is None:
         return Throughput(value=whole, ci95=None, whole_run=whole, window_s=None)
-    value, interval = window_throughput(table, level.opened_ns, level.closed_ns, mean_latency_ns(records))
+    opened_ns, closed_ns = window
+    value, interval = window_throughput(table, opened_ns, closed_ns, mean_latency_ns(records))
     return Throughput(
         value=value,
         ci95=(interval.low, interval.high) if interval else None,
         whole_run=whole,
-        window_s=(level.closed_ns - level.opened_ns) / 1e9,
+        window_s=(closed_ns - opened_ns) / 1e9,
     )
 
 
@@ -141,7 +145,6 @@ def _in_flight(records: Sequence[RequestRecord], start_ns: int, stop_ns: int) ->
         return {"mean": 0.0, "max": 0}
     spans = np.clip(np.array(alive, dtype=np.int64), start_ns, stop_ns)
     mean = float((spans[:, 1] - spans[:, 0]).sum() / (stop_ns - start_ns))
-    spans = spans[spans[:, 1] > spans[:, 0]]
     # Ends sort before starts at the same moment: a slot refilled is not two requests.
     moments = np.concatenate([spans[:, 1], spans[:, 0]])
     steps = np.repeat([-1, 1], len(spans))

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 __all__ = ["BATCHES", "Distribution", "Interval", "batch_interval", "distribution"]
 
 #: Non-overlapping batches of a throughput interval, and Student's t for 97.5 % at BATCHES - 1 degrees of freedom
-#: (Abramowitz & Stegun, table 26.10). With few long batches the batch means are nearly independent: coverage
-#: 92-94 % at 30-60 s, where block bootstraps covered 68-84 %.
+#: (Abramowitz & Stegun, table 26.10). With few long batches the batch means are nearly independent, which is what
+#: the interval's coverage rests on; docs/statistics.md has it.
 BATCHES = 6
 _T_975_DF5 = 2.5705818
 
@@ -47,6 +47,7 @@ def distribution(values: FloatArray, weights: NDArray[np.int64] | None = None) -
     """
     if weights is None:
         weights = np.ones(len(values), dtype=np.int64)
+    values, weights = values[weights > 0], weights[weights > 0]
     count = int(weights.sum())
     if count == 0:
         return Distribution(count=0)

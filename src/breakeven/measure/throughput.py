@@ -8,9 +8,16 @@ import numpy as np
 
 from breakeven.measure.arrivals import ArrivalTable
 from breakeven.measure.stats import BATCHES, FloatArray, Interval, batch_interval
-from breakeven.records import RequestRecord
+from breakeven.records import LevelRecord, RequestRecord
 
-__all__ = ["batch_rates", "mean_latency_ns", "window_throughput"]
+__all__ = ["batch_rates", "mean_latency_ns", "window_of", "window_throughput"]
+
+
+def window_of(level: LevelRecord) -> tuple[int, int] | None:
+    """When a level's window opened and closed; None where it had none, or one without length."""
+    if level.opened_ns is None or level.closed_ns is None or level.closed_ns <= level.opened_ns:
+        return None
+    return level.opened_ns, level.closed_ns
 
 
 def window_throughput(

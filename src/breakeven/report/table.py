@@ -4,19 +4,51 @@ from __future__ import annotations
 
 import csv
 import io
+import operator
+import string
+import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from breakeven.measure.level import LevelSummary
 from breakeven.measure.stats import Distribution
-from breakeven.measure.summary import Summary
+from breakeven.measure.summary import RunSpread, Summary
 from breakeven.options import Format
 
 __all__ = ["level_line", "render"]
 
 _NONE = "-"
+#: Width of what stands under the table on a terminal.
+_WIDTH = 110
+
+#: Per check, what its failure does to the numbers, and the mend where there is one.
+_MEANING = {
+    "cut_short": "requests that were still running are not in the latencies: those lean to short answers",
+    "failures": "they are in no latency, and what is refused at once lightens the load of the rest",
+    "in_flight": "tok/s is that of a lower load",
+    "engine_in_flight": "somebody else uses the server, or a proxy before it queues",
+    "steady": "tok/s holds the start and the end, where the server is not full: too low",
+    "drift": "the server's state changed within the window: tok/s is no steady number",
+    "client": "the client was too busy to refill slots in time: the load and tok/s are too low",
+    "shared_cpu": "the client takes time from the server beside it: tok/s is too low",
+    "token_times": "ITL, TPOT and the window's edges rest on a guess",
+    "token_counts": "one of the server's two counts is wrong, and tok/s with it",
+    "degenerate": "a repeating text flatters speculation",
+    "first_arrival": "hidden reasoning, or a proxy that buffers: TTFT and TPOT are not what a user sees",
+    "cache": "what a prefix cache knows costs less to read: TTFT is too low; --unique defeats it",
+    "preemptions": "work was thrown away and done twice: the server's memory is too small for this load",
+    "clock": "arrivals around the step may be stamped wrong",
+}
+
+
+class _Column(NamedTuple):
+    group: str
+    name: str
+    cell: Callable[[LevelSummary], str]
+    left: bool = False
 
 
 def render(summary: Summary, form: Format) -> str:
@@ -28,125 +60,145 @@ def render(summary: Summary, form: Format) -> str:
         return msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n"
     if form == "csv":
         return _csv(summary)
-    header, rows = _cells(summary.levels)
-    lines = _markdown(header, rows) if form == "markdown" else _aligned(header, rows)
-    blocks = ["\n".join(lines), *_spread(summary), *_notes(summary.levels)]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    # A failed check stands in its level's row as a letter, and in words under the table.
+    failed = dict.fromkeys(check.name for level in summary.levels for check in level.checks if not check.ok)
+    keys = dict(zip(failed, string.ascii_letters, strict=False))
+    columns = _columns(summary.levels, keys)
+    lines = (_markdown if form == "markdown" else _aligned)(columns, summary.levels)
+    listed = [("Between runs:", _spread(summary.spread)), ("Notes:", _notes(summary.levels, keys))]
+    blocks = ["\n".join(lines), *(_block(title, items, form) for title, items in listed if items)]
+    return "\n\n".join(blocks) + "\n"
 
 
 def level_line(level: LevelSummary) -> str:
     """One level in one line, for the moment when it ends."""
     requests = level.requests
     failed = f", {requests['failed']} failed" if requests["failed"] else ""
+    notes = " ".join(check.name for check in level.checks if not check.ok)
     return (
         f"C={level.load['concurrency']} max-tokens={level.load['max_tokens']}: {_throughput(level)} tok/s, "
         f"TTFT p50 {_number(level.ttft_ms.p50)} ms, TPOT p50 {_number(level.tpot_ms.p50)} ms, "
-        f"{requests['ok']} ok{failed}; ended by {level.ended_by}"
+        f"{requests['ok']} ok{failed}; ended by {level.ended_by}{notes and f'; see {notes}'}"
     )
 
 
-def _cells(levels: Sequence[LevelSummary]) -> tuple[list[str], list[list[str]]]:
-    columns: list[tuple[str, Callable[[LevelSummary], str]]] = [
-        ("C", lambda level: str(level.load["concurrency"])),
-        ("max", lambda level: str(level.load["max_tokens"])),
-        ("run", lambda level: str(level.run + 1)),
-        ("tok/s", _throughput),
-        ("tok/s/req", lambda level: _number(level.per_request_throughput.mean)),
-        ("latency s mean", lambda level: _seconds(level.e2e_ms.mean)),
-        ("p50", lambda level: _seconds(level.e2e_ms.p50)),
-        ("p99", lambda level: _seconds(level.e2e_ms.p99)),
-        ("TTFT ms p50", lambda level: _number(level.ttft_ms.p50)),
-        ("p99", lambda level: _number(level.ttft_ms.p99)),
-        ("TPOT ms p50", lambda level: _number(level.tpot_ms.p50)),
-        ("p99", lambda level: _number(level.tpot_ms.p99)),
-        ("accept", lambda level: _number((level.spec or {}).get("acceptance_length"))),
-        ("ok", lambda level: str(level.requests["ok"])),
-        ("failed", lambda level: str(level.requests["failed"])),
-        ("notes", lambda level: " ".join(check.name for check in level.checks if not check.ok)),
+def _columns(levels: Sequence[LevelSummary], keys: Mapping[str, str]) -> list[_Column]:
+    """The columns that say something about these levels; a failed check stands in `notes` as its letter."""
+
+    def notes(level: LevelSummary) -> str:
+        return " ".join(key for name, key in keys.items() if any(c.name == name and not c.ok for c in level.checks))
+
+    columns = [
+        _Column("", "C", lambda level: str(level.load["concurrency"])),
+        _Column("", "max", lambda level: str(level.load["max_tokens"])),
+        _Column("", "run", lambda level: str(level.run + 1)),
+        _Column("tok/s", "total", _throughput),
+        _Column("tok/s", "a request", lambda level: _number(level.per_request_throughput.mean)),
+        _Column("latency s", "mean", lambda level: _seconds(level.e2e_ms.mean)),
+        _Column("latency s", "p50", lambda level: _seconds(level.e2e_ms.p50)),
+        _Column("latency s", "p99", lambda level: _seconds(level.e2e_ms.p99)),
+        _Column("TTFT ms", "p50", lambda level: _number(level.ttft_ms.p50)),
+        _Column("TTFT ms", "p99", lambda level: _number(level.ttft_ms.p99)),
+        _Column("TPOT ms", "p50", lambda level: _number(level.tpot_ms.p50)),
+        _Column("TPOT ms", "p99", lambda level: _number(level.tpot_ms.p99)),
+        _Column("", "accept", lambda level: _number((level.spec or {}).get("acceptance_length"))),
+        _Column("", "ok", lambda level: str(level.requests["ok"])),
+        _Column("", "failed", lambda level: str(level.requests["failed"])),
+        _Column("", "notes", notes, left=True),
     ]
-    if len({level.load["max_tokens"] for level in levels}) < 2:
-        columns = [column for column in columns if column[0] != "max"]
-    if len({level.run for level in levels}) < 2:
-        columns = [column for column in columns if column[0] != "run"]
-    if all(level.spec is None for level in levels):
-        columns = [column for column in columns if column[0] != "accept"]
-    return [name for name, _ in columns], [[cell(level) for _, cell in columns] for level in levels]
+    silent = {
+        "max": len({level.load["max_tokens"] for level in levels}) < 2,
+        "run": len({level.run for level in levels}) < 2,
+        "accept": all(level.spec is None for level in levels),
+        "notes": not keys,
+    }
+    return [column for column in columns if not silent.get(column.name)]
 
 
-def _aligned(header: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    last = len(header) - 1
+def _aligned(columns: Sequence[_Column], levels: Sequence[LevelSummary]) -> list[str]:
+    """Two lines of header, the groups above; each column as wide as its widest cell."""
+    rows = [[column.name for column in columns], *([column.cell(level) for column in columns] for level in levels)]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    groups, end = "", 0
+    for before, column, width in zip(["", *(c.group for c in columns)], columns, widths, strict=False):
+        if column.group and column.group != before:
+            groups = groups.ljust(end) + column.group
+        end += width + 2
 
-    def line(cells: list[str]) -> str:
-        padded = [c.ljust(w) if i == last else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.ljust(width) if column.left else cell.rjust(width)
+            for cell, width, column in zip(cells, widths, columns, strict=True)
+        )
         return "  ".join(padded).rstrip()
 
-    return [line(header), *map(line, rows)]
+    return [groups, *map(line, rows)]
 
 
-def _markdown(header: list[str], rows: list[list[str]]) -> list[str]:
-    rule = ["---:"] * (len(header) - 1) + ["---"]
+def _markdown(columns: Sequence[_Column], levels: Sequence[LevelSummary]) -> list[str]:
+    header = [f"{column.group} {column.name}".strip() for column in columns]
+    rule = ["---" if column.left else "---:" for column in columns]
+    rows = ([column.cell(level) for column in columns] for level in levels)
     return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
 
 
-def _spread(summary: Summary) -> list[str]:
-    if not summary.spread:
-        return []
-    lines = ["Between runs:"]
-    for spread in summary.spread:
-        value, load = spread.output_throughput, spread.load
-        lines.append(
-            f"  C={load['concurrency']} max-tokens={load['max_tokens']}: mean {_number(value.mean)} tok/s, "
-            f"std {_number(value.std)}, {_number(value.min)} to {_number(value.max)} over {value.count} runs"
+def _block(title: str, items: Sequence[str], form: Format) -> str:
+    """A list under the table; items may have several lines."""
+    if form == "markdown":
+        return "\n".join([title, "", *("- " + item.replace("\n", "\n  ") for item in items)])
+    wrapped = [
+        textwrap.fill(line, _WIDTH, initial_indent="     " if number else "  ", subsequent_indent="     ")
+        for item in items
+        for number, line in enumerate(item.splitlines())
+    ]
+    return "\n".join([title, *wrapped])
+
+
+def _spread(spreads: Sequence[RunSpread]) -> list[str]:
+    return [
+        f"C={spread.load['concurrency']} max-tokens={spread.load['max_tokens']}: "
+        f"mean {_number(value.mean)} tok/s, std {_number(value.std)}, "
+        f"{_number(value.min)} to {_number(value.max)} over {value.count} runs"
+        for spread in spreads
+        for value in [spread.output_throughput]
+    ]
+
+
+def _notes(levels: Sequence[LevelSummary], keys: Mapping[str, str]) -> list[str]:
+    """Each failed check once: what it taints, and under it what was found at which load; equal findings together."""
+    names = _names(levels)
+    items = []
+    for check_name, key in keys.items():
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for level, name in zip(levels, names, strict=True):
+            for check in level.checks:
+                if check.name == check_name and not check.ok:
+                    found[" ".join(check.detail.split())].append(name)
+        everywhere = {detail: len(where) == len(levels) > 1 for detail, where in found.items()}
+        findings = (
+            f"{'all levels' if everywhere[detail] else ', '.join(where)}: {detail}" for detail, where in found.items()
         )
-    return ["\n".join(lines)]
+        items.append(f"{key}  {check_name}: {_MEANING[check_name]}\n{'; '.join(findings)}")
+    return items
 
 
-def _notes(levels: Sequence[LevelSummary]) -> list[str]:
-    """Each failed check once, with what was found at which load."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for level in levels:
-        for check in level.checks:
-            if not check.ok:
-                found[check.name].append(f"C={level.load['concurrency']}: {check.detail}")
-    return (
-        ["\n".join(["Notes:", *(f"  {name}: {'; '.join(details)}" for name, details in found.items())])]
-        if found
-        else []
-    )
+def _names(levels: Sequence[LevelSummary]) -> list[str]:
+    """What tells each level from the others, in a few characters."""
+    lengths, runs = ({level.load["max_tokens"] for level in levels}, {level.run for level in levels})
+    return [
+        f"C={level.load['concurrency']}"
+        + (f" max={level.load['max_tokens']}" if len(lengths) > 1 else "")
+        + (f" run {level.run + 1}" if len(runs) > 1 else "")
+        for level in levels
+    ]
 
 
 def _csv(summary: Summary) -> str:
-    rows = [_flat(level) for level in summary.levels]
     out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_CSV)
+    writer.writerows([cell(level) for cell in _CSV.values()] for level in summary.levels)
     return out.getvalue()
-
-
-def _flat(level: LevelSummary) -> dict[str, object]:
-    throughput = level.output_throughput
-    low, high = throughput.ci95 or (None, None)
-    row: dict[str, object] = {
-        **level.load,
-        "run": level.run,
-        "ok": level.requests["ok"],
-        "failed": level.requests["failed"],
-        "output_tokens": level.output_tokens,
-        "output_throughput": throughput.value,
-        "output_throughput_low": low,
-        "output_throughput_high": high,
-        "window_s": throughput.window_s,
-        "in_flight": level.in_flight["mean"],
-        "acceptance_length": (level.spec or {}).get("acceptance_length"),
-    }
-    for name in ("per_request_throughput", "e2e_ms", "ttft_ms", "tpot_ms", "itl_ms", "icl_ms"):
-        values: Distribution = getattr(level, name)
-        row |= {f"{name}_{part}": value for part, value in msgspec.structs.asdict(values).items()}
-    row["ended_by"] = level.ended_by
-    row["failed_checks"] = " ".join(check.name for check in level.checks if not check.ok)
-    return row
 
 
 def _throughput(level: LevelSummary) -> str:
@@ -158,11 +210,39 @@ def _throughput(level: LevelSummary) -> str:
 
 
 def _seconds(milliseconds: float | None) -> str:
-    return _NONE if milliseconds is None else f"{milliseconds / 1e3:.2f}"
+    return _number(None if milliseconds is None else milliseconds / 1e3)
 
 
 def _number(value: float | None) -> str:
     """Three or four figures: more would be noise."""
     if value is None:
         return _NONE
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-3:
+        return f"{value:.2e}"
+    digits = 0 if size >= 1000 else 1 if size >= 10 else 2 if size >= 0.1 or not size else 4
+    return f"{value:.{digits}f}"
+
+
+_CSV: dict[str, Callable[[LevelSummary], object]] = {
+    "mode": lambda level: level.load["mode"],
+    "concurrency": lambda level: level.load["concurrency"],
+    "max_tokens": lambda level: level.load["max_tokens"],
+    "run": lambda level: level.run,
+    "ok": lambda level: level.requests["ok"],
+    "failed": lambda level: level.requests["failed"],
+    "output_tokens": lambda level: level.output_tokens,
+    "output_throughput": lambda level: level.output_throughput.value,
+    "output_throughput_low": lambda level: (level.output_throughput.ci95 or (None, None))[0],
+    "output_throughput_high": lambda level: (level.output_throughput.ci95 or (None, None))[1],
+    "window_s": lambda level: level.output_throughput.window_s,
+    "in_flight": lambda level: level.in_flight["mean"],
+    "acceptance_length": lambda level: (level.spec or {}).get("acceptance_length"),
+    **{
+        f"{name}_{part}": operator.attrgetter(f"{name}.{part}")
+        for name in ("per_request_throughput", "e2e_ms", "ttft_ms", "tpot_ms", "itl_ms", "icl_ms")
+        for part in Distribution.__struct_fields__
+    },
+    "ended_by": lambda level: level.ended_by,
+    "failed_checks": lambda level: " ".join(check.name for check in level.checks if not check.ok),
+}
