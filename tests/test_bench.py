@@ -110,6 +110,33 @@ def test_a_ramped_level_keeps_its_concurrency_and_counts_its_window(
     assert level["requests"]["ok"] == phases.count("measured")
 
 
+def test_250_in_flight_are_250(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    breakeven(
+        "bench", "--server-url", server.url, "--concurrency", "250", "--duration", "4", "--max-tokens", "80",
+        "--warmup", "0", "--output", "out",
+    )  # fmt: skip
+    level = summary_of(tmp_path / "out")["levels"][0]
+    assert level["in_flight"]["mean"] > 0.98 * 250
+    assert level["in_flight"]["max"] == 250
+
+
+#: Of the sweep that the project started from: concurrency and output throughput of Kimi-K2.5 with EAGLE-3.
+PUBLISHED = {2: 125.1, 30: 299.5}
+
+
+def test_a_published_table_comes_out_of_a_server_with_its_step_times(breakeven: Run, tmp_path: Path) -> None:
+    """With two tokens a step, a step of C requests lasts 2 C / throughput; here in a tenth of the time."""
+    steps = ",".join(f"{c}:{2 * c / rate * 1e6:.0f}" for c, rate in PUBLISHED.items())
+    with null_server("--step-table", steps, "--tokens", "1,3,2", "--time-scale", "0.1") as server:
+        breakeven(
+            "bench", "--server-url", server.url, "--concurrency", *PUBLISHED, "--duration", "4", "--max-tokens", "256",
+            "--warmup", "0", "--output", "out",
+        )  # fmt: skip
+    levels = summary_of(tmp_path / "out")["levels"]
+    measured = [level["output_throughput"]["value"] * 0.1 for level in levels]
+    assert measured == pytest.approx(list(PUBLISHED.values()), rel=0.03)
+
+
 def test_exactly_so_many_requests_are_measured(breakeven: Run, tmp_path: Path, quick: NullServer) -> None:
     breakeven(
         "bench", "--server-url", quick.url, "--concurrency", "1", "4", "--requests", "7", "--max-tokens", "12", "24",

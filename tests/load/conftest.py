@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,11 +27,15 @@ def make_authority(path: Path) -> Authority:
 
 
 @pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return make_authority(tmp_path_factory.mktemp("tls") / "ca.pem")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
+    """An authority that the client trusts, in the way its users make it trust one."""
+    made = make_authority(tmp_path_factory.mktemp("tls") / "ca.pem")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", made.ca_file)
+        yield made
 
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that the other's servers don't belong to."""
+    """An authority that the client does not trust."""
     return make_authority(tmp_path_factory.mktemp("tls") / "other.pem")

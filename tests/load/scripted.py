@@ -272,14 +272,13 @@ def client_of(
     *,
     dialect: Dialect = CHAT,
     headers: Mapping[str, str] | None = None,
-    ca_file: str | None = None,
     timeout_s: float = 10.0,
     stall_timeout_s: float = 10.0,
     **options: Any,
 ) -> Client:
     """A client of the server that appends its records to a list."""
     defaults: dict[str, Any] = {"sampling": {"temperature": 0}, "extra_body": {}, "keep_text": True}
-    target = Target(server.url, headers or {}, ca_file=ca_file)
+    target = Target(server.url, headers or {})
     return Client(
         target, dialect, "m", records.append, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s, **defaults | options
     )

@@ -378,7 +378,7 @@ def test_running_requests_count_as_far_as_they_came(secure: bool, authority: Aut
     """Three tokens came, the rest is held back until the client has looked."""
 
     async def look() -> None:
-        async with client_of(server, records, ca_file=authority.ca_file) as client:
+        async with client_of(server, records) as client:
             task = asyncio.create_task(client.send(PLANNED))
             deadline = time.monotonic() + 5
             while client.tokens_so_far() < 3 and time.monotonic() < deadline:

@@ -215,7 +215,7 @@ def test_a_request_that_crosses_the_closing_of_its_connection_is_sent_again(
     """Once, on a new connection; it is timed from the first try."""
     tls = authority.server if secure else None
     with scripted([READ, ANSWER, 0.03, ending], [READ, 0.05, ANSWER], tls=tls) as server:
-        first, second, origin_ns = race(server, ca_file=authority.ca_file)
+        first, second, origin_ns = race(server)
         assert (first.outcome, first.reconnects) == ("ok", 0)
         assert (second.outcome, second.reconnects) == ("ok", 1)
         assert second.sent_ns + origin_ns < server.accepted_ns[1]
@@ -290,7 +290,7 @@ LARGE: dict[str, Any] = {"sampling": {"padding": "x" * (6 << 20)}}
 def test_a_large_request_reaches_a_slow_reader_whole(secure: bool, authority: Authority) -> None:
     tls = authority.server if secure else None
     with scripted([0.2, READ, ANSWER], tls=tls, receive_buffer=1 << 16) as server:
-        (record,) = records_of(server, ca_file=authority.ca_file, **LARGE)
+        (record,) = records_of(server, **LARGE)
         assert record.outcome == "ok"
         assert server.requests[0].body["padding"] == LARGE["sampling"]["padding"]
 
@@ -316,7 +316,7 @@ def test_a_connection_with_half_a_request_in_it_is_not_used_again() -> None:
 
 def test_tls_over_a_whole_run_of_requests(authority: Authority) -> None:
     with scripted([READ, ANSWER] * 3, tls=authority.server) as server:
-        records = records_of(server, 3, ca_file=authority.ca_file)
+        records = records_of(server, 3)
         assert [(record.outcome, record.text) for record in records] == [("ok", "one two three")] * 3
         assert [request.connection for request in server.requests] == [0] * 3
 
@@ -353,7 +353,7 @@ def test_garbage_on_an_idle_tls_connection_ends_it(authority: Authority) -> None
 def test_garbage_in_a_tls_stream(authority: Authority) -> None:
     script = [READ, HEAD, chunk(token("a", 1)), 0.03, lambda peer: peer.send_raw(b"this is no TLS record")]
     with scripted(script, tls=authority.server) as server:
-        (record,) = records_of(server, ca_file=authority.ca_file)
+        (record,) = records_of(server)
         assert (record.outcome, record.output_tokens) == ("protocol", 1)
         assert record.error is not None
         assert record.error.startswith("TLS: ")
@@ -376,8 +376,8 @@ def test_data_that_comes_together_with_a_tls_fault_counts(authority: Authority) 
 
 
 def test_a_certificate_of_another_authority(authority: Authority, stranger: Authority) -> None:
-    with scripted([READ, ANSWER], tls=authority.server) as server:
-        (record,) = records_of(server, ca_file=stranger.ca_file)
+    with scripted([READ, ANSWER], tls=stranger.server) as server:
+        (record,) = records_of(server)
         assert record.outcome == "connection"
         assert record.error is not None
         assert "certificate verify failed" in record.error
@@ -415,7 +415,7 @@ def has_ipv6() -> bool:
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "TLS"])
 def test_ipv6(secure: bool, authority: Authority) -> None:
     with scripted([READ, ANSWER], tls=authority.server if secure else None, host="::1") as server:
-        (record,) = records_of(server, ca_file=authority.ca_file)
+        (record,) = records_of(server)
         assert record.outcome == "ok"
         assert server.requests[0].headers["host"] == server.url.partition("//")[2]
 
