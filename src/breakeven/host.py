@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -11,7 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["core_count", "describe_host", "library_versions"]
+import httptools
+import msgspec
+import numpy
+import uvloop
+
+__all__ = ["core_count", "describe_host"]
 
 
 def core_count() -> int:
@@ -28,19 +32,8 @@ def describe_host() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "gpus": _gpus(),
-        "libraries": library_versions("httptools", "msgspec", "numpy", "uvloop"),
+        "libraries": {library.__name__: library.__version__ for library in (httptools, msgspec, numpy, uvloop)},
     }
-
-
-def library_versions(*names: str) -> dict[str, str]:
-    """Installed versions of the named distributions; those that are absent are left out."""
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def _cpu_model() -> str:

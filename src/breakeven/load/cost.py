@@ -14,7 +14,7 @@ from breakeven.records import ClientCost
 __all__ = ["CostMeter"]
 
 #: Rare enough to cost nothing, often enough for a 99th percentile of a level's lateness.
-_BEAT_S = 0.05
+_BEAT_S = 0.1
 
 
 class CostMeter:
