@@ -7,12 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Clock", "KernelClock", "MonotonicClock", "VirtualClock", "VirtualLoop"]
+__all__ = [
+    "ANCILLARY_SIZE",
+    "Clock",
+    "KernelClock",
+    "MonotonicClock",
+    "VirtualClock",
+    "VirtualLoop",
+    "ask_for_stamps",
+]
+
+#: SO_TIMESTAMPNS of Linux's asm-generic/socket.h. Its control message is a timespec of CLOCK_REALTIME; for TCP it is
+#: the time of the last segment that a read took (net/ipv4/tcp.c, tcp_recv_timestamp). Python has no name for it.
+SO_TIMESTAMPNS = 35
+#: What `recvmsg` is to make room for: that one control message.
+ANCILLARY_SIZE = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 
 
 class Clock(Protocol):
@@ -73,6 +89,12 @@ class _JumpingSelector(selectors.DefaultSelector):
         if not ready and timeout:
             self._advance(timeout)
         return ready
+
+
+def ask_for_stamps(sock: socket.socket) -> None:
+    """Has the kernel stamp what comes in, where it can and a timespec is two 64-bit words."""
+    if sys.platform == "linux" and sys.maxsize > 2**32:
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
 
 class KernelClock:

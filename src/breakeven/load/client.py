@@ -169,6 +169,7 @@ class Client:
         if not flight.parse(until_ns):
             return False
         record = flight.record(self.origin_ns, self._target.scrub, keep_text=self._keep_text)
+        flight.exchange.release()
         self.chunks += record.chunks
         self._finished_tokens += record.output_tokens
         self._finished_characters += flight.transcript.characters

@@ -32,6 +32,9 @@ Send = Callable[[PlannedRequest], Awaitable[bool]]
 FIRST_LOOK_S = 45.0
 #: After a failure a slot waits, doubling up to the second value, so that a dead server is not hammered.
 _BACK_OFF_S = (0.05, 1.0)
+#: Slots that start in one turn of the event loop. A thousand would take a tenth of a second, in which the answers to
+#: the first would pile up unread: chunks that one read brings count as one arrival.
+_STARTS_A_TURN = 8
 
 
 class StopRule(Struct, frozen=True, kw_only=True):
@@ -119,12 +122,15 @@ class ClosedLoop:
         self.times.started_ns = self._clock.now_ns()
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._slot(i)) for i in range(self._level.concurrency)]
-                tasks.append(group.create_task(self._look()))
+                tasks = [group.create_task(self._look())]
                 if self._ramp:
                     self._after(min(self._stop.ramp_limit_s, self._budget_left_s()), self._open, True)
                 else:
                     self._open()
+                for index in range(self._level.concurrency):
+                    tasks.append(group.create_task(self._slot(index)))
+                    if index % _STARTS_A_TURN == 0:
+                        await asyncio.sleep(0)
                 await self._drained.wait()
                 for task in tasks:
                     task.cancel()

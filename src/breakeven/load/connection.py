@@ -10,21 +10,15 @@ import asyncio
 import os
 import socket
 import ssl
-import sys
 from collections.abc import Callable
 
-from breakeven.clock import KernelClock
+from breakeven.clock import ANCILLARY_SIZE, KernelClock, ask_for_stamps
 from breakeven.load.exchange import Exchange
 from breakeven.load.later import Later
 
 __all__ = ["Connection", "Endpoint", "words"]
 
 READ_SIZE = 65536
-
-#: SO_TIMESTAMPNS of Linux's asm-generic/socket.h. Its control message is a timespec of CLOCK_REALTIME; for TCP it is
-#: the time of the last segment that a read took (net/ipv4/tcp.c, tcp_recv_timestamp). Python has no name for it.
-SO_TIMESTAMPNS = 35
-_ANCILLARY_SIZE = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 
 #: What ends a chunked body: the last chunk, or trailers after it. A read this short may hold only a part of that.
 _END, _SHORT = b"\r\n\r\n", 5
@@ -77,8 +71,7 @@ class Connection:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if sys.platform == "linux" and sys.maxsize > 2**32:  # where a timespec is two 64-bit words
-                sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            ask_for_stamps(sock)
             await loop.sock_connect(sock, endpoint.sockaddr)  # type: ignore[arg-type]  # typeshed knows fewer families
             tls = await _Tls.handshake(loop, sock, *endpoint.tls) if endpoint.tls else None
         except BaseException:
@@ -132,7 +125,7 @@ class Connection:
     def _on_readable(self) -> None:
         # The hot path: once per chunk. Nothing here may look into the bytes beyond their end.
         try:
-            data, ancillary, _, _ = self._recv(READ_SIZE, _ANCILLARY_SIZE)
+            data, ancillary, _, _ = self._recv(READ_SIZE, ANCILLARY_SIZE)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:

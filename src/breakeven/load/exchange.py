@@ -55,6 +55,8 @@ class Exchange:
 
     def advance(self) -> None:
         """Parses the HTTP framing of all reads."""
+        if not self.reads:
+            return
         reads, self.reads = self.reads, []
         feed, decrypt, latest_ns = self._parser.feed_data, self.decrypt, self._stamp_ns
         for stamp_ns, data in reads:
@@ -78,6 +80,13 @@ class Exchange:
         is_delimited = self.chunked or b"content-length" in self.headers
         if self.headers_ns is not None and not (self.complete or self.broken or is_delimited):
             self.on_message_complete()
+
+    def release(self) -> None:
+        """Lets go of the parser, which holds this object in its turn: nothing is to come.
+
+        A circle would be left to the collector, which is off while a level runs.
+        """
+        del self._parser
 
     def _break(self, why: str) -> None:
         if self.complete:

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from breakeven.clock import ANCILLARY_SIZE, KernelClock
+
 __all__ = ["LAST_CHUNK", "STREAM_HEAD", "Conn", "HttpError", "Request", "event", "plain", "take_request"]
 
 STREAM_HEAD = (
@@ -116,10 +118,11 @@ def _body_bytes(headers: Mapping[str, str]) -> int:
 class Conn:
     """One client's connection, with the bytes that came early and those that could not go yet."""
 
-    __slots__ = ("_epoll", "_outbox", "_sock", "closing", "fd", "inbox")
+    __slots__ = ("_clock", "_epoll", "_outbox", "_sock", "arrived_ns", "closing", "fd", "inbox")
 
-    def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
-        self._sock, self._epoll = sock, epoll
+    def __init__(self, sock: socket.socket, epoll: select.epoll, clock: KernelClock) -> None:
+        self._sock, self._epoll, self._clock = sock, epoll, clock
+        self.arrived_ns = 0
         self._outbox = bytearray()
         self.fd = sock.fileno()
         self.inbox = bytearray()
@@ -130,7 +133,7 @@ class Conn:
         """Move what has arrived to `inbox`; False when the client has gone."""
         while True:  # until it would block: TLS may hold decrypted bytes of which epoll knows nothing
             try:
-                data = self._sock.recv(_READ_BYTES)
+                data = self._receive()
             except _WOULD_BLOCK:
                 return True
             except OSError:
@@ -139,6 +142,17 @@ class Conn:
                 return False
             if not self.closing:
                 self.inbox += data
+
+    def _receive(self) -> bytes:
+        """The next bytes; `arrived_ns` is when they came in, by the kernel where it tells, however late we read."""
+        stamp = None
+        if isinstance(self._sock, ssl.SSLSocket):  # which reads what its own buffer holds
+            data = self._sock.recv(_READ_BYTES)
+        else:
+            data, ancillary, _, _ = self._sock.recvmsg(_READ_BYTES, ANCILLARY_SIZE)
+            stamp = ancillary[0][2] if ancillary else None
+        self.arrived_ns = self._clock.stamp(stamp, 0)
+        return data
 
     def write(self, data: bytes) -> None:
         """Send `data` in one call if the socket takes it; what it does not take goes when it can."""

@@ -18,6 +18,7 @@ from http import HTTPStatus
 from time import perf_counter_ns
 from typing import Never
 
+from breakeven.clock import KernelClock, ask_for_stamps
 from breakeven.engines.null.api import API_PATHS, UsageCap, read_ask, wire_for
 from breakeven.engines.null.http1 import Conn, HttpError, Request, plain, take_request
 from breakeven.engines.null.steps import Job, StepEngine, StepRow, Timetable, TruthRow
@@ -57,6 +58,7 @@ class Server:
         self._jobs: dict[int, Job] = {}
         self._count = 0
         self._routes = self._make_routes()
+        self._clock = KernelClock()
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
         self._stdin_fd = _watch_stdin(self._epoll) if setup.exit_on_stdin_eof else None
@@ -101,13 +103,14 @@ class Server:
                 return
             except ConnectionError:
                 continue  # the client left before it was seen
-            self._conns[sock.fileno()] = Conn(sock, self._epoll)
+            self._conns[sock.fileno()] = Conn(sock, self._epoll, self._clock)
 
     def _take_socket(self) -> socket.socket:
         sock, _ = self._listener.accept()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._setup.tls is None:
+            ask_for_stamps(sock)
             return sock
         # the handshake happens within the first reads: so no client holds the others up with it
         return self._setup.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
@@ -187,11 +190,10 @@ class Server:
         }
 
     def _complete(self, conn: Conn, request: Request) -> None:
-        arrival_ns = perf_counter_ns()
         ask = read_ask(request, self._setup.model, self._setup.usage)
         self._count += 1
         wire = wire_for(ask, self._count, self._setup.model, self._setup.role_chunk)
-        self._jobs[conn.fd] = self._engine.submit(conn, ask, wire, arrival_ns)
+        self._jobs[conn.fd] = self._engine.submit(conn, ask, wire, conn.arrived_ns)
 
     def _reset(self, conn: Conn, request: Request) -> bytes:
         self._engine.truth.clear()

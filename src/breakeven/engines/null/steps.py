@@ -7,10 +7,11 @@ next one. All times are `time.perf_counter_ns`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -131,9 +132,9 @@ class StepEngine:
         return self.waiting[0].ready_ns if self.waiting else None
 
     def submit(self, conn: Conn, ask: Ask, wire: Wire, arrival_ns: int) -> Job:
-        """Queue a request that arrived then."""
+        """Queue a request that arrived then, in the order of arrivals, not of reads."""
         job = Job(conn, ask, wire, arrival_ns, arrival_ns + self.timetable.prefill_ns)
-        self.waiting.append(job)
+        insort(self.waiting, job, key=attrgetter("arrival_ns"))
         return job
 
     def drop(self, job: Job) -> None:
