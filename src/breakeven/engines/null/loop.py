@@ -96,6 +96,7 @@ class Server:
                 self._attend(self._conns[fd], events)
 
     def _accept(self) -> None:
+        self._clock.sync()  # wall time may have been adjusted since the last client came
         while True:
             try:
                 sock = self._take_socket()
