@@ -219,6 +219,20 @@ def test_an_interrupted_run_keeps_what_is_done(
     assert "tok/s" in stdout
 
 
+def test_a_second_interrupt_loses_nothing(breakeven: Run, tmp_path: Path, quick: NullServer) -> None:
+    process = start_long_run(tmp_path, quick)
+    wait_for_records(tmp_path / "out", 20)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    first = (tmp_path / "out" / "summary.json").read_bytes()
+    assert breakeven("summarize", "out").returncode == 0
+    assert (tmp_path / "out" / "summary.json").read_bytes() == first
+
+
 def test_a_killed_run_can_be_summarized(breakeven: Run, tmp_path: Path, quick: NullServer) -> None:
     process = start_long_run(tmp_path, quick)
     wait_for_records(tmp_path / "out", 20)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import resource
+import shlex
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -106,6 +108,9 @@ def free_port() -> int:
         (("--header", "no colon"), ("--header", "Name: value")),
         (("--extra-body", "{"), ("--extra-body", "JSON object")),
         (("--extra-body", "[1]"), ("--extra-body", "JSON object")),
+        (("--extra-body", '{"max_tokens": 9}'), ("--extra-body", "max_tokens is set by --max-tokens")),
+        (("--extra-body", '{"stream": false}'), ("--extra-body", "stream")),
+        (("--local", "--concurrency", "300"), ("--concurrency", "256")),
         (("--label", "a/b"), ("--label",)),
         (("--api", "grpc"), ("--api", "chat")),
         (("--local", "--api-key-env", "NOT_SET_ANYWHERE"), ("--api-key-env", "NOT_SET_ANYWHERE")),
@@ -182,6 +187,30 @@ def test_the_right_key_is_used_and_never_written(breakeven: Run, locked: NullSer
     everything = result.stdout + result.stderr + "".join(path.read_text() for path in (tmp_path / "out").iterdir())
     assert "the-right-key" not in everything
     assert "hush-hush" not in everything
+
+
+def test_a_header_of_the_users_own_stands_in_place_of_the_key(breakeven: Run, locked: NullServer) -> None:
+    header = ("--header", "authorization: Bearer the-right-key")
+    result = breakeven("bench", "--server-url", locked.url, *QUICK, *header, env={"OPENAI_API_KEY": "another"})
+    assert result.returncode == 0, result.stderr
+
+
+def test_runs_of_the_same_second_get_directories_of_their_own(
+    breakeven: Run, server: NullServer, tmp_path: Path
+) -> None:
+    args = ("bench", "--server-url", server.url, *QUICK)
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda _: breakeven(*args), range(3)))
+    assert [result.returncode for result in results] == [0, 0, 0]
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+@pytest.mark.parametrize("redirections", ["2>&-", ">&- 2>&-", "2>/dev/full"])
+def test_closed_and_full_streams_stop_no_run(server: NullServer, tmp_path: Path, redirections: str) -> None:
+    command = [sys.executable, "-m", "breakeven", "bench", "--server-url", server.url, *QUICK, "--output", "out"]
+    result = subprocess.run(f"{shlex.join(command)} {redirections}", shell=True, cwd=tmp_path, stdout=subprocess.PIPE)
+    assert result.returncode == 0
+    assert (tmp_path / "out" / "summary.json").exists()
 
 
 def test_no_such_model(breakeven: Run, server: NullServer) -> None:

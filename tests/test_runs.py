@@ -154,6 +154,34 @@ def test_cut_level_is_made_from_its_requests(tmp_path: Path) -> None:
     assert run.damaged == "the last line of levels.jsonl is cut"
 
 
+def test_a_disk_that_fills_up_ends_the_file_at_the_line_that_it_cut(tmp_path: Path) -> None:
+    """A full disk takes a part of a line first; nothing may come behind it, or the run could not be read."""
+    code = f"""
+import resource, signal
+from pathlib import Path
+from breakeven.errors import RunError
+from breakeven.runs import RunWriter
+from tests.measure.handmade import request
+from tests.test_runs import level_record, manifest
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+refused = 0
+with RunWriter(Path({str(tmp_path / "run")!r}), manifest(level_record().plan)) as writer:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    for i in range(50):
+        if i == 45:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        try:
+            writer.add_request(request(i, [(10, 1)], sent_s=i))
+        except RunError:
+            refused += 1
+assert refused > 5, refused
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, env={**os.environ}, check=True)
+    run = read_run(tmp_path / "run")
+    assert run.damaged is not None
+    assert 0 < len(run.requests) < 45
+
+
 def test_a_killed_process_leaves_what_it_had_done(tmp_path: Path) -> None:
     code = f"""
 import os, signal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import resource
 import signal
 import sys
@@ -18,7 +19,7 @@ import uvloop
 from breakeven import __version__
 from breakeven.engines.identify import choose_model, identify
 from breakeven.engines.metrics import Scraper
-from breakeven.errors import UsageError
+from breakeven.errors import RunError, UsageError
 from breakeven.host import core_count, describe_host
 from breakeven.load.client import Client
 from breakeven.load.probe import Probe, probe
@@ -58,7 +59,11 @@ def bench(options: BenchOptions) -> tuple[Summary, Path, int]:
 
 
 def summarize_run(directory: Path) -> Summary:
-    """Makes a run's summary.json from its records, and returns it."""
+    """Makes a run's summary.json from its records, and returns it.
+
+    Raises:
+        RunError: there is no run to read, or its directory can't be written.
+    """
     summary = summarize(read_run(directory))
     write_json(directory / SUMMARY, summary)
     return summary
@@ -87,7 +92,7 @@ class _Job:
         self._model = choose_model(self._identity, options.model)
         self._target = Target(self._identity.base_url, self._headers)
         self.summary: Summary
-        self.directory = options.output or _default_directory(options)
+        self.directory: Path
 
     async def run(self) -> int:
         """Measures; returns the number of the signal that ended it early, else 0."""
@@ -103,11 +108,13 @@ class _Job:
             sampling=sampling,
             extra_body=options.extra_body,
         )
+        self.directory = self._options.output or _new_directory(self._options)
         self._announce(found)
         manifest = self._manifest(found)
         with RunWriter(self.directory, manifest) as writer:
             shared_cores = core_count() if self._target.is_loopback else None
-            sweep = Sweep(options, self._prompts, writer, self._live, shared_cores)
+            planned_s = planned_seconds(options, *found.seconds_per_request).least_s
+            sweep = Sweep(options, self._prompts, writer, self._live, shared_cores, planned_s)
             client = Client(
                 self._target,
                 found.dialect,
@@ -136,8 +143,17 @@ class _Job:
             f"tokens counted {counts[found.record.tokens_from]}, "
             f"metrics {'on' if identity.metrics_url else 'off'}"
         )
-        least, most = planned_seconds(options, *found.seconds_per_request)
-        span = duration(least) if least == most else f"{duration(least)} to {duration(most)}"
+        if found.record.outcome == "empty":
+            self._live.say("warning: a first request was answered without any output")
+        plan = planned_seconds(options, *found.seconds_per_request)
+        if options.budget_s is not None and plan.around_s > options.budget_s:
+            self._live.say(
+                f"warning: warm-up, ramp and drain alone take about {duration(plan.around_s)}: within --budget "
+                f"{duration(options.budget_s)} some levels will have no window; raise it, or lower --max-tokens"
+            )
+        span = duration(plan.least_s)
+        if round(plan.most_s) > round(plan.least_s):
+            span += f" to {duration(plan.most_s)}"
         levels = len(plan_levels(options))
         self._live.say(f"plan: {levels} level{'s' * (levels > 1)}, about {span}, into {self.directory}")
 
@@ -170,15 +186,19 @@ class _Job:
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
-    """Awaits the work; SIGINT or SIGTERM ends it early and in order. Returns the signal's number, else 0."""
+    """Awaits the work; SIGINT, SIGTERM or SIGHUP ends it early and in order. Returns the signal's number, else 0.
+
+    A second signal changes nothing: what is done is being written down.
+    """
     task, loop, received = asyncio.ensure_future(work), asyncio.get_running_loop(), 0
 
     def stop(number: int) -> None:
         nonlocal received
-        received = number
-        task.cancel()
+        if not received:
+            received = number
+            task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop, number)
     try:
         await task
@@ -189,8 +209,9 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
 
 
 def _headers(options: BenchOptions) -> dict[str, str]:
-    key = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    return key | options.headers
+    if options.api_key is None or "authorization" in {name.lower() for name in options.headers}:
+        return dict(options.headers)
+    return {"Authorization": f"Bearer {options.api_key}"} | options.headers
 
 
 def _sampling(options: BenchOptions, prompts: PromptSet) -> dict[str, Any]:
@@ -206,9 +227,21 @@ def _flags(options: BenchOptions) -> dict[str, Any]:
     return flags
 
 
-def _default_directory(options: BenchOptions) -> Path:
+def _new_directory(options: BenchOptions) -> Path:
+    """Makes `runs/<time>-<label>`, with a number behind it where another run began in the same second."""
     label = options.label or ("local" if options.local is not None else "bench")
-    return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
+    for number in itertools.count(2):
+        directory = Path("runs") / name
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            name = f"{name.removesuffix(f'-{number - 1}')}-{number}"
+        except OSError as error:
+            raise RunError(f"{directory} can't be made: {error.strerror}; name another with --output") from None
+        else:
+            break
+    return directory
 
 
 def _provide_descriptors(concurrency: int) -> None:

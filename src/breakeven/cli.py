@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import re
 import sys
@@ -26,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line. Exit codes: 0; 2 for what can't be done as asked; 128 + signal if interrupted."""
     # No number here is worth a thread pool: it would double the time numpy takes to load, and contend with the loop.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _mend_streams()
     args = _parser().parse_args(argv)
     try:
         return int(args.run(args))
@@ -38,6 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output is gone; nothing is left to tell it, and Python must not try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _mend_streams() -> None:
+    """Output must not fail for a closed stream, whose number another file would get, or a letter that it can't show."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -157,7 +170,7 @@ def _add_bench(commands: Any) -> None:
         action=argparse.BooleanOptionalAction,
         help="answers go on to max-tokens (default: only for random prompts; small models then loop)",
     )
-    add("--extra-body", type=_json_object, default={}, metavar="JSON", help="fields added to each request")
+    add("--extra-body", type=_extra_body, default={}, metavar="JSON", help="fields added to each request")
     add("--seed", type=_number, default=0, metavar="N", help="of the prompts' order and the ramp (0)")
     add(
         "--timeout",
@@ -171,7 +184,7 @@ def _add_bench(commands: Any) -> None:
         type=_seconds,
         default=120.0,
         metavar="TIME",
-        help="the longest silence in a stream (2m)",
+        help="the longest silence once it has begun to answer (2m)",
     )
 
     add = bench.add_argument_group("output").add_argument
@@ -235,18 +248,21 @@ def _bench(args: argparse.Namespace) -> int:
     )
     summary, directory, interrupted = bench(options)
     print(render(summary, args.format), end="", flush=True)
-    print(f"records: {directory}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a full or closed stderr is no reason to fail a run that is done
+        print(f"records: {directory}", file=sys.stderr)
     return 128 + interrupted if interrupted else 0
 
 
 def _summarize(args: argparse.Namespace) -> int:
-    from breakeven.benchmark import summarize_run
+    from breakeven.measure.summary import summarize
     from breakeven.report.table import render
+    from breakeven.runs import SUMMARY, read_run, write_json
 
-    summary = summarize_run(args.directory)
+    summary = summarize(read_run(args.directory))
     if summary.damaged:
         print(f"breakeven summarize: note: {args.directory}: {summary.damaged}; used up to it", file=sys.stderr)
     print(render(summary, args.format), end="", flush=True)
+    write_json(args.directory / SUMMARY, summary)  # last: the numbers are shown even where they can't be kept
     return 0
 
 
@@ -298,6 +314,19 @@ _seconds = _checked(_to_seconds, lambda value: value > 0, "a time above 0, such 
 _share = _checked(float, lambda value: 0 < value < 1, "a share between 0 and 1, such as 0.05")
 _temperature = _checked(float, lambda value: 0 <= value <= 10, "a temperature from 0 to 10")
 _json_object = _checked(_to_json, lambda value: isinstance(value, dict), "a JSON object, such as '{\"top_p\": 0.9}'")
+#: Fields of a request that are not for --extra-body, since flags or the load itself decide on them.
+_OURS = {"max_tokens": "--max-tokens", "model": "--model", "prompt": "--prompts", "messages": "--prompts"}
+_OURS |= {"text": "--prompts", "temperature": "--temperature", "ignore_eos": "--ignore-eos", "stream": "nobody"}
+
+
+def _extra_body(text: str) -> dict[str, Any]:
+    fields: dict[str, Any] = _json_object(text)
+    for name, flag in _OURS.items():
+        if name in fields:
+            raise argparse.ArgumentTypeError(f"{name} is set by {flag}")
+    return fields
+
+
 _label = _checked(str, lambda value: bool(re.fullmatch(r"[\w.=+-]+", value)), "a name of letters, digits and .=+-_")
 
 

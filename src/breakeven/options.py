@@ -21,7 +21,7 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     server_url: str | None = None
     local: str | None = None
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    max_tokens: tuple[int, ...] = (256,)
+    max_tokens: tuple[int, ...] = (512,)
     requests: int | None = None
     duration_s: float | None = None
     precision: float = 0.05

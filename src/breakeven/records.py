@@ -37,7 +37,8 @@ class RequestRecord(Struct, kw_only=True):
     `arrivals` holds `[ns after sent, tokens]` for each read that brought output; chunks that one read brings are one
     arrival. `tokens_from` says where the tokens per arrival come from: `chunks` (the server counts in every chunk),
     `total` (the server's total, and one token a chunk explains it) or `estimated` (the total spread by length of
-    text, or no count at all). `repetition` is the share of the text that one repeating passage at its end fills.
+    text, or a guess). `total_known` is false where the server gave no count at all and `output_tokens` is a guess
+    too. `repetition` is the share of the text that one repeating passage at its end fills.
     """
 
     id: int
@@ -57,6 +58,7 @@ class RequestRecord(Struct, kw_only=True):
     cached_tokens: int | None = None
     output_tokens: int = 0
     tokens_from: TokensFrom = "estimated"
+    total_known: bool = True
     chunks: int = 0
     outcome: Outcome = "cancelled"
     status: int | None = None

@@ -60,6 +60,7 @@ class RunWriter:
         except OSError as error:
             raise RunError(f"--output {directory}: {error.strerror}") from None
         self._encoder = msgspec.json.Encoder()
+        self._failure: RunError | None = None
 
     def add_request(self, record: RequestRecord) -> None:
         """Appends one request's record."""
@@ -83,10 +84,15 @@ class RunWriter:
         write_json(self.directory / MANIFEST, self._manifest)
 
     def _append(self, file: FileIO, record: RequestRecord | LevelRecord) -> None:
+        if self._failure is not None:  # nothing may follow a line that is cut
+            raise self._failure
+        rest = memoryview(self._encoder.encode(record) + b"\n")
         try:
-            file.write(self._encoder.encode(record) + b"\n")
+            while rest:  # a disk that fills up takes a part first
+                rest = rest[file.write(rest) :]
         except OSError as error:
-            raise RunError(f"--output {self.directory}: {error.strerror}") from None
+            self._failure = RunError(f"--output {self.directory}: {error.strerror}; what is there can be summarized")
+            raise self._failure from None
 
 
 def check_vacant(directory: Path) -> None:

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,8 @@ __all__ = ["Sweep", "duration", "plan_levels", "planned_seconds", "stop_rule"]
 
 #: What a precision-driven level may take where nobody said.
 DEFAULT_MAX_SECONDS = 240.0
+#: The most of a level's budget that its warm-up may take.
+_WARM_UP_SHARE = 0.25
 
 
 def plan_levels(options: BenchOptions) -> list[LevelPlan]:
@@ -59,25 +61,33 @@ def stop_rule(options: BenchOptions, budget_s: float | None = None) -> StopRule:
     )
 
 
-def planned_seconds(options: BenchOptions, first_s: float, per_token_s: float) -> tuple[float, float]:
-    """How long a run takes at least and at most, from the time one request takes alone.
+class Plan(NamedTuple):
+    """How long a run takes, in seconds: at least, at most, and of that what is around the windows."""
 
-    Under load requests take longer, by how much is what the run is to find out: the second number is a guess too.
+    least_s: float
+    most_s: float
+    around_s: float
+
+
+def planned_seconds(options: BenchOptions, first_s: float, per_token_s: float) -> Plan:
+    """How long a run takes, from the time one request takes alone.
+
+    Under load requests take longer, by how much is what the run is to find out: `most_s` is a guess too.
     """
     stop = stop_rule(options)
-    least = most = 0.0
+    least = most = around = 0.0
     for level in plan_levels(options):
         alone_s = first_s + per_token_s * level.max_tokens
-        around_s = alone_s * (2 * options.ramp + -(-options.warmup // level.concurrency))
+        around += alone_s * (2 * options.ramp + -(-options.warmup // level.concurrency))
         if stop.requests is not None:
             shortest = longest = alone_s * stop.requests / level.concurrency
         else:
             shortest = longest = stop.duration_s or stop.max_seconds or 0.0
             shortest = min(shortest, FIRST_LOOK_S) if stop.precise else shortest
-        least, most = least + around_s + shortest, most + around_s + longest
+        least, most = least + shortest, most + longest
     if options.budget_s is not None:
-        return min(least, options.budget_s), options.budget_s
-    return least, most
+        return Plan(options.budget_s, options.budget_s, around)
+    return Plan(least + around, most + around, around)
 
 
 class Sweep:
@@ -93,9 +103,11 @@ class Sweep:
         writer: RunWriter,
         live: Live,
         shared_cores: int | None,
+        planned_s: float,
     ) -> None:
         self._options, self._prompts, self._writer, self._live = options, prompts, writer, live
-        self._shared_cores = shared_cores
+        self._shared_cores, self._planned_s = shared_cores, planned_s
+        self._loop: ClosedLoop | None = None
         self._levels = len(plan_levels(options))
         self._records: list[RequestRecord] = []
         # Not from the seed: a second run with the same seed must find no cache either.
@@ -117,7 +129,8 @@ class Sweep:
     async def run(self, client: Client, levels: Sequence[LevelPlan], scraper: Scraper) -> None:
         """Runs all levels. Cancelling it writes down the level it was in, then raises."""
         self._task = asyncio.current_task()
-        self._ends_s = time.monotonic() + (self._options.budget_s or math.inf)
+        self._began_s = time.monotonic()
+        self._ends_s = self._began_s + (self._options.budget_s or math.inf)
         try:
             for level in levels:
                 await self._run_level(client, level, scraper)
@@ -127,36 +140,44 @@ class Sweep:
             raise
 
     async def _run_level(self, client: Client, level: LevelPlan, scraper: Scraper) -> None:
-        self._records = []
+        self._records, self._loop, self._level_began_s = [], None, time.monotonic()
         options, monitor = self._options, Monitor(scraper)
         ends_s = time.monotonic() + (self._ends_s - time.monotonic()) / (self._levels - level.index)
         requests = LevelRequests(level, self._prompts, seed=options.seed, tag=self._tag)
-        await client.connect(level.concurrency)
-        await warm_up(requests, client.send, options.warmup, level.concurrency)
-        loop = ClosedLoop(
+        display = asyncio.create_task(self._display(client, level))
+        try:
+            await client.connect(level.concurrency)
+            limit_s = _WARM_UP_SHARE * (ends_s - time.monotonic())
+            await warm_up(requests, client.send, options.warmup, level.concurrency, limit_s=limit_s)
+            budget_s = max(0.0, ends_s - time.monotonic()) if options.budget_s else None
+            await self._measure(client, level, self._closed_loop(client, level, requests, budget_s, monitor), monitor)
+        finally:
+            display.cancel()
+
+    def _closed_loop(
+        self, client: Client, level: LevelPlan, requests: LevelRequests, budget_s: float | None, monitor: Monitor
+    ) -> ClosedLoop:
+        options = self._options
+        self._loop = ClosedLoop(
             level,
             requests,
             client.send,
             client.clock,
-            stop_rule(options, budget_s=max(0.0, ends_s - time.monotonic()) if options.budget_s else None),
+            stop_rule(options, budget_s),
             ramp=options.ramp,
             is_precise=lambda opened_ns: self._is_precise(client, level, opened_ns),
             on_open=monitor.open,
             on_close=monitor.close if options.ramp else lambda: None,
         )
-        display = asyncio.create_task(self._display(client, level, loop))
-        try:
-            with _uncollected():
-                await self._measure(client, level, loop, monitor)
-        finally:
-            display.cancel()
+        return self._loop
 
     async def _measure(self, client: Client, level: LevelPlan, loop: ClosedLoop, monitor: Monitor) -> None:
         meter, chunks, steps = CostMeter(), client.chunks, client.kernel_clock.steps
         try:
             async with meter:
                 try:
-                    await loop.run()
+                    with _uncollected():
+                        await loop.run()
                 finally:
                     await monitor.finished()
                     await client.settled()
@@ -188,8 +209,10 @@ class Sweep:
         value, interval = window_throughput(table, opened_ns, now_ns, mean_latency_ns(self._records))
         return interval is not None and (interval.high - interval.low) / 2 <= self._options.precision * value
 
-    async def _display(self, client: Client, level: LevelPlan, loop: ClosedLoop) -> None:
+    async def _display(self, client: Client, level: LevelPlan) -> None:
         """Draws the live line each second; the rate is that of the last few seconds."""
+        if self._options.quiet:
+            return
         history: deque[tuple[int, int]] = deque(maxlen=4)
         where = f"level {level.index + 1}/{self._levels}  C={level.concurrency}  max-tokens={level.max_tokens}"
         while True:
@@ -198,11 +221,22 @@ class Sweep:
             (then_ns, then), (now_ns, now) = history[0], history[-1]
             rate = (now - then) / ((now_ns - then_ns) / 1e9) if now_ns > then_ns else 0.0
             ended = sum(record.phase != "warmup" for record in self._records)
+            stage = self._loop.stage if self._loop else "warm-up"
             self._live.update(
-                f"{where}  {loop.stage}  {client.in_flight} in flight  {ended} done  {rate:.0f} tok/s"
-                f"  {_left(loop.seconds_left())}"
+                f"{where}  {stage}  {client.in_flight} in flight  {ended} done  {rate:.0f} tok/s"
+                f"  about {duration(self._seconds_left(level))} left"
             )
             await asyncio.sleep(1.0)
+
+    def _seconds_left(self, level: LevelPlan) -> float:
+        """Until the run ends: by the levels so far, before there is one by the plan, with a budget by that."""
+        now_s = time.monotonic()
+        if self._options.budget_s is not None:
+            return self._ends_s - now_s
+        if not level.index:
+            return max(self._planned_s - (now_s - self._began_s), 0.0)
+        mean_s = (self._level_began_s - self._began_s) / level.index
+        return max((self._levels - level.index) * mean_s - (now_s - self._level_began_s), 0.0)
 
 
 @contextlib.contextmanager
@@ -218,10 +252,6 @@ def _uncollected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _left(seconds: float | None) -> str:
-    return "" if seconds is None else f"at most {duration(seconds)} left in the window"
 
 
 def duration(seconds: float) -> str:

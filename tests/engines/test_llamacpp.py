@@ -161,8 +161,8 @@ def test_an_unknown_speculation_is_refused_with_the_known_names() -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"slots": 0}, "slots must be 1 to 256"),
-        ({"slots": 257}, "slots must be 1 to 256"),
+        ({"slots": 0}, "lower --concurrency"),
+        ({"slots": 257}, "serves 1 to 256 requests at once, not 257: lower --concurrency"),
         ({"slots": 1, "context_per_slot": 0}, "context_per_slot must be"),
         ({"slots": 200, "context_per_slot": 4096}, "at most 64 slots"),
         ({"slots": 1, "threads": 0}, "threads must be"),

@@ -20,6 +20,7 @@ CHECKS = {
     "drift",
     "client",
     "shared_cpu",
+    "token_total",
     "token_times",
     "token_counts",
     "degenerate",
@@ -82,7 +83,7 @@ def test_failures_in_any_phase_are_told_with_an_example() -> None:
     ]
     found = check("failures", level_record(), records)
     assert not found.ok
-    assert found.detail == "2 http_error, 1 timeout of 5 requests; e.g. HTTP 503: busy"
+    assert found.detail == "2 http_error, 1 timeout of 5 requests after warm-up; e.g. HTTP 503: busy"
     assert check("failures", level_record(), [records[0], records[4]]).ok
 
 
@@ -174,6 +175,12 @@ def test_client_takes_cores_from_the_server_beside_it() -> None:
     assert check("shared_cpu", level_record(client=cost(cpu_s=5.9)), [], shared_cores=2).ok
     assert not check("shared_cpu", level_record(client=cost(cpu_s=6.1)), [], shared_cores=2).ok
     assert "shared_cpu" not in checks_of(level_record(client=cost(cpu_s=50)), [])
+
+
+def test_answers_without_any_count_make_every_number_of_tokens_a_guess() -> None:
+    known, unknown = request(0, [(10, 1)]), request(1, [(10, 1)], total_known=False)
+    assert check("token_total", level_record(), [known]).ok
+    assert not check("token_total", level_record(), [known, unknown]).ok
 
 
 def test_counts_that_are_guessed_make_token_times_a_guess() -> None:

@@ -69,13 +69,15 @@ def _check(speculation: str, slots: int, context_per_slot: int, threads: int | N
     if speculation not in SPECULATIONS:
         raise UsageError(f"no speculation {speculation!r} in llama.cpp: use one of {', '.join(SPECULATIONS)}")
     if not 1 <= slots <= MAX_SLOTS:
-        raise UsageError(f"slots must be 1 to {MAX_SLOTS}, not {slots}")
+        raise UsageError(
+            f"the embedded engine serves 1 to {MAX_SLOTS} requests at once, not {slots}: lower --concurrency"
+        )
     if context_per_slot < 1:
         raise UsageError(f"context_per_slot must be 1 or more, not {context_per_slot}")
     if slots * context_per_slot > MAX_CONTEXT:
         raise UsageError(
             f"{slots} slots of {context_per_slot} tokens need more than {MAX_CONTEXT:,} tokens of KV cache: "
-            f"use at most {MAX_CONTEXT // context_per_slot} slots, or less context_per_slot"
+            f"use at most {MAX_CONTEXT // context_per_slot} slots (--concurrency), or less context_per_slot"
         )
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be 1 or more, not {threads}")

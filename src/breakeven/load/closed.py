@@ -65,13 +65,20 @@ class LevelTimes(Struct, kw_only=True):
     ramp_limited: bool = False
 
 
-async def warm_up(requests: LevelRequests, send: Send, count: int, concurrency: int) -> None:
-    """Sends `count` requests that no number uses, never more than `concurrency` at once."""
-    left = iter(range(count))
+async def warm_up(
+    requests: LevelRequests, send: Send, count: int, concurrency: int, *, limit_s: float = math.inf
+) -> None:
+    """Sends `count` requests that no number uses, never more than `concurrency` at once.
+
+    None is sent after `limit_s`, nor by whoever saw one fail: the level itself will show what is wrong.
+    """
+    left, loop = iter(range(count)), asyncio.get_running_loop()
+    until_s = loop.time() + limit_s
 
     async def worker() -> None:
         for _ in left:
-            await send(requests.next("warmup"))
+            if loop.time() >= until_s or not await send(requests.next("warmup")):
+                return
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(count, concurrency)):
@@ -120,6 +127,7 @@ class ClosedLoop:
     async def run(self) -> LevelTimes:
         """Ramp, window, drain. Cancelling it abandons all requests; `times` then still says how far it came."""
         self.times.started_ns = self._clock.now_ns()
+        is_whole = False
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._look())]
@@ -132,10 +140,13 @@ class ClosedLoop:
                     if index % _STARTS_A_TURN == 0:
                         await asyncio.sleep(0)
                 await self._drained.wait()
+                is_whole = True
                 for task in tasks:
                     task.cancel()
         finally:
             self._close("interrupted")
+            if not is_whole:  # nor is a level whose drain was: its latencies lack what was still running
+                self.times.ended_by = "interrupted"
             self._cancel_timers()
             self.times.ended_ns = self._clock.now_ns()
         return self.times
@@ -146,12 +157,6 @@ class ClosedLoop:
         if self._closed.is_set():
             return "drain"
         return "window" if self._opened.is_set() else "ramp"
-
-    def seconds_left(self) -> float | None:
-        """Until a timer closes the window; None where none is set, because it is not open or nothing bounds it."""
-        if not self._opened.is_set() or self._closed.is_set() or not self._timers:
-            return None
-        return min(timer.when() for timer in self._timers) - asyncio.get_running_loop().time()
 
     async def _slot(self, index: int) -> None:
         if self._ramp:

@@ -113,6 +113,7 @@ class Flight:
             cached_tokens=transcript.cached_tokens,
             output_tokens=counted.output_tokens,
             tokens_from=counted.tokens_from,
+            total_known=transcript.total_known,
             chunks=transcript.chunks,
             outcome=outcome,
             status=exchange.status,

@@ -111,6 +111,11 @@ class Transcript:
         arrivals = list(zip(self._stamps, tokens, strict=True))
         return Counted(arrivals, guess if total is None else total, "estimated" if total is None else origin)
 
+    @property
+    def total_known(self) -> bool:
+        """Whether the number of tokens is the server's; else it is a guess from the length of text."""
+        return self._counted_total() is not None or not self._stamps
+
     def _counted_total(self) -> int | None:
         if self._total is not None:
             return self._total

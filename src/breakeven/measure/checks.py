@@ -56,7 +56,7 @@ def run_checks(
         _cut_short(level),
         _failures(records),
         _in_flight(in_flight, level.plan.concurrency),
-        *_engine_in_flight(in_flight, engine),
+        *(_engine_in_flight(in_flight, engine) if window_of(level) else ()),
         _steady(level, any_measured=bool(measured)),
         *_drift(level, table),
         _client(level),
@@ -80,7 +80,7 @@ def _failures(records: Sequence[RequestRecord]) -> Check:
     if not failed:
         return Check("failures", True, "no request failed")
     error = next(record.error for record in records if record.outcome == failed.most_common(1)[0][0])
-    return Check("failures", False, f"{_counted(failed)} of {len(records)} requests; e.g. {error}")
+    return Check("failures", False, f"{_counted(failed)} of {len(records)} requests after warm-up; e.g. {error}")
 
 
 def _in_flight(mean: float, wanted: int) -> Check:
@@ -145,6 +145,8 @@ def _shared_cpu(level: LevelRecord, cores: int | None) -> Iterator[Check]:
 def _counts(well: Sequence[RequestRecord]) -> Iterator[Check]:
     if not well:
         return
+    unknown = sum(not record.total_known for record in well)
+    yield Check("token_total", not unknown, f"{unknown} of {len(well)} answers without any count from the server")
     guessed = sum(record.tokens_from == "estimated" for record in well)
     yield Check(
         "token_times",

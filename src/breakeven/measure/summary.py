@@ -41,7 +41,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 def summarize(run: Run) -> Summary:
     """The numbers of a run, from its records alone: the same again to the last digit."""
     manifest = run.manifest
-    shared_cores = int(manifest.host["cores"]) if manifest.target.get("loopback") else None
+    shared_cores = int(manifest.host.get("cores", 1)) if manifest.target.get("loopback") else None
     levels = [
         summarize_level(level, run.of_level(level.plan.index), shared_cores=shared_cores)
         for level in sorted(run.levels, key=lambda level: level.plan.index)

@@ -6,6 +6,8 @@ milliseconds would be seen in the measurement.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import time
 from typing import TextIO
 
@@ -29,8 +31,8 @@ class Live:
         if self._quiet:
             return
         if self._is_terminal:
-            self._stream.write(f"\r{text}\x1b[K")
-            self._stream.flush()
+            columns = shutil.get_terminal_size().columns
+            self._write(f"\r{text[: columns - 1]}\x1b[K")  # a line that wraps can't be rewritten
             self._drawn = True
         elif time.monotonic() - self._said_at >= _PLAIN_EVERY_S:
             self.say(text)
@@ -38,12 +40,17 @@ class Live:
     def say(self, text: str) -> None:
         """Writes a line that stays."""
         self.clear()
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        self._write(text + "\n")
         self._said_at = time.monotonic()
 
     def clear(self) -> None:
         """Removes the line that is rewritten in place."""
         if self._drawn:
-            self._stream.write("\r\x1b[K")
+            self._write("\r\x1b[K")
             self._drawn = False
+
+    def _write(self, text: str) -> None:
+        # Whoever read it may be gone, with hours still to measure.
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()

@@ -34,6 +34,7 @@ _MEANING = {
     "drift": "the server's state changed within the window: tok/s is no steady number",
     "client": "the client was too busy to refill slots in time: the load and tok/s are too low",
     "shared_cpu": "the client takes time from the server beside it: tok/s is too low",
+    "token_total": "every number of tokens is a guess, about four characters each, and all tok/s with it",
     "token_times": "ITL, TPOT and the window's edges rest on a guess",
     "token_counts": "one of the server's two counts is wrong, and tok/s with it",
     "degenerate": "a repeating text flatters speculation",
@@ -60,6 +61,8 @@ def render(summary: Summary, form: Format) -> str:
         return msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n"
     if form == "csv":
         return _csv(summary)
+    if not summary.levels:
+        return "nothing was measured\n"
     # A failed check stands in its level's row as a letter, and in words under the table.
     failed = dict.fromkeys(check.name for level in summary.levels for check in level.checks if not check.ok)
     keys = dict(zip(failed, string.ascii_letters, strict=False))
