@@ -314,16 +314,22 @@ _seconds = _checked(_to_seconds, lambda value: value > 0, "a time above 0, such 
 _share = _checked(float, lambda value: 0 < value < 1, "a share between 0 and 1, such as 0.05")
 _temperature = _checked(float, lambda value: 0 <= value <= 10, "a temperature from 0 to 10")
 _json_object = _checked(_to_json, lambda value: isinstance(value, dict), "a JSON object, such as '{\"top_p\": 0.9}'")
-#: Fields of a request that are not for --extra-body, since flags or the load itself decide on them.
-_OURS = {"max_tokens": "--max-tokens", "model": "--model", "prompt": "--prompts", "messages": "--prompts"}
-_OURS |= {"text": "--prompts", "temperature": "--temperature", "ignore_eos": "--ignore-eos", "stream": "nobody"}
+#: Fields of a request that are not for --extra-body, and why.
+_OURS = {
+    "max_tokens": "use --max-tokens",
+    "model": "use --model",
+    "prompt": "use --prompts",
+    "messages": "use --prompts",
+}
+_OURS |= {"text": "use --prompts", "temperature": "use --temperature", "ignore_eos": "use --ignore-eos"}
+_OURS |= {"stream": "breakeven always streams"}
 
 
 def _extra_body(text: str) -> dict[str, Any]:
     fields: dict[str, Any] = _json_object(text)
-    for name, flag in _OURS.items():
+    for name, why in _OURS.items():
         if name in fields:
-            raise argparse.ArgumentTypeError(f"{name} is set by {flag}")
+            raise argparse.ArgumentTypeError(f"{name} can't be set here: {why}")
     return fields
 
 

@@ -145,7 +145,7 @@ class ClosedLoop:
                     task.cancel()
         finally:
             self._close("interrupted")
-            if not is_whole:  # nor is a level whose drain was: its latencies lack what was still running
+            if not is_whole:  # a drain that is cut short, too, leaves out the longest latencies
                 self.times.ended_by = "interrupted"
             self._cancel_timers()
             self.times.ended_ns = self._clock.now_ns()
