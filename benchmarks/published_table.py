@@ -4,8 +4,8 @@
 
 Kimi-K2.5 INT4 with EAGLE-3 under SGLang on 8 GPUs gave these output throughputs with 512 tokens. A step of B requests
 is taken to last B x (tokens a step) / throughput, between the table's points linearly; steps bring 1, 3, 2 tokens, so
-that 512 take 257 of them. Time is scaled so that a step of each level takes 10 ms, a request 2.6 s, and a window of 33 s
-has an interval. The server has no noise, so that the interval is that of the client alone.
+that 512 take 257 of them. Time is scaled so that a step of each level takes 10 ms, a request 2.6 s, and a window of
+33 s has an interval. The server has no noise, so that the interval is that of the client alone.
 """
 
 from __future__ import annotations
