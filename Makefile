@@ -22,8 +22,8 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/breakeven bench --local --concurrency 1 2 4 8 --max-tokens 64 --kind chat code maths json --warmup 1 \
-		--budget 100s --label demo
+	$(BIN)/breakeven bench --local --concurrency 1 2 4 8 --max-tokens 64 --kind chat maths --warmup 1 \
+		--budget 120s --label demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest
