@@ -36,6 +36,8 @@ __all__ = ["bench", "summarize_run"]
 
 #: Descriptors that the program needs beside one per request in flight.
 _SPARE_DESCRIPTORS = 64
+#: What ends a run early: Ctrl-C, a scheduler, a terminal that is gone.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def bench(options: BenchOptions) -> tuple[Summary, Path, int]:
@@ -188,7 +190,7 @@ class _Job:
 async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
     """Awaits the work; SIGINT, SIGTERM or SIGHUP ends it early and in order. Returns the signal's number, else 0.
 
-    A second signal changes nothing: what is done is being written down.
+    A second signal changes nothing, then and after: what is done is being written down, and the program will end.
     """
     task, loop, received = asyncio.ensure_future(work), asyncio.get_running_loop(), 0
 
@@ -198,13 +200,18 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
             received = number
             task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         loop.add_signal_handler(number, stop, number)
     try:
         await task
     except asyncio.CancelledError:
         if not received:
             raise
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            if received:
+                signal.signal(number, signal.SIG_IGN)
     return received
 
 

@@ -52,6 +52,7 @@ class Client:
         self._keep_text = keep_text
         self._flights: set[Flight] = set()
         self._idle: list[Connection] = []
+        self._is_closed = False
         self._sent = 0
         self._finished_tokens = 0
         self._finished_characters = 0
@@ -68,6 +69,7 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         self._watcher.cancel()
+        self._is_closed = True
         for connection in self._idle:
             connection.close()
 
@@ -144,7 +146,10 @@ class Client:
 
     async def _open(self) -> Connection:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            return await Connection.open(self._endpoint, self.kernel_clock, self._later)
+            connection = await Connection.open(self._endpoint, self.kernel_clock, self._later)
+        if self._is_closed:  # while it was made, by a cancelled `connect` that could not wait
+            connection.close()
+        return connection
 
     async def _open_idle(self) -> None:
         with contextlib.suppress(OSError):

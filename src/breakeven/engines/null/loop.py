@@ -59,6 +59,7 @@ class Server:
         self._count = 0
         self._routes = self._make_routes()
         self._clock = KernelClock()
+        ask_for_stamps(listener)  # and so of what it accepts: a request may be there before its connection is taken
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
         self._stdin_fd = _watch_stdin(self._epoll) if setup.exit_on_stdin_eof else None
@@ -111,7 +112,6 @@ class Server:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._setup.tls is None:
-            ask_for_stamps(sock)
             return sock
         # the handshake happens within the first reads: so no client holds the others up with it
         return self._setup.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
