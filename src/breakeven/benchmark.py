@@ -30,7 +30,7 @@ from breakeven.options import BenchOptions
 from breakeven.records import Manifest
 from breakeven.report.live import Live
 from breakeven.runs import SUMMARY, RunWriter, check_vacant, read_run, write_json
-from breakeven.sweep import Sweep, duration, plan_levels, planned_seconds
+from breakeven.sweep import Plan, Sweep, duration, plan_levels, planned_seconds
 
 __all__ = ["bench", "summarize_run"]
 
@@ -111,12 +111,12 @@ class _Job:
             extra_body=options.extra_body,
         )
         self.directory = self._options.output or _new_directory(self._options)
-        self._announce(found)
+        plan = planned_seconds(options, *found.seconds_per_request)
+        self._announce(found, plan)
         manifest = self._manifest(found)
         with RunWriter(self.directory, manifest) as writer:
             shared_cores = core_count() if self._target.is_loopback else None
-            planned_s = planned_seconds(options, *found.seconds_per_request).least_s
-            sweep = Sweep(options, self._prompts, writer, self._live, shared_cores, planned_s)
+            sweep = Sweep(options, self._prompts, writer, self._live, shared_cores, plan.least_s)
             client = Client(
                 self._target,
                 found.dialect,
@@ -136,7 +136,7 @@ class _Job:
         write_json(self.directory / SUMMARY, self.summary)
         return stopped_by
 
-    def _announce(self, found: Probe) -> None:
+    def _announce(self, found: Probe, plan: Plan) -> None:
         identity, options = self._identity, self._options
         name = " ".join(filter(None, [identity.engine, identity.version]))
         counts = {"chunks": "in every chunk", "total": "at the end", "estimated": "not per chunk"}
@@ -147,7 +147,6 @@ class _Job:
         )
         if found.record.outcome == "empty":
             self._live.say("warning: a first request was answered without any output")
-        plan = planned_seconds(options, *found.seconds_per_request)
         if options.budget_s is not None and plan.around_s > options.budget_s:
             self._live.say(
                 f"warning: warm-up, ramp and drain alone take about {duration(plan.around_s)}: within --budget "

@@ -31,7 +31,7 @@ from breakeven.report.live import Live
 from breakeven.report.table import level_line
 from breakeven.runs import RunWriter
 
-__all__ = ["Sweep", "duration", "plan_levels", "planned_seconds", "stop_rule"]
+__all__ = ["Plan", "Sweep", "duration", "plan_levels", "planned_seconds", "stop_rule"]
 
 #: What a precision-driven level may take where nobody said.
 DEFAULT_MAX_SECONDS = 240.0
