@@ -65,7 +65,8 @@ def test_the_numbers_are_the_truth(breakeven: Run, tmp_path: Path, concurrency: 
         assert result.returncode == 0, result.stderr
         truth = [row for row in server.truth() if row.tokens == 60]  # the probe asked for fewer
     level = summary_of(tmp_path / "out")["levels"][0]
-    assert level["requests"] == {"ok": count, "failed": 0, "by_outcome": {"ok": count}}
+    expected = {"ok": count, "failed": 0, "by_outcome": {"ok": count}, "reconnects": 0, "retries": 0}
+    assert level["requests"] == expected
     assert level["output_tokens"] == sum(row.tokens for row in truth) == 60 * count
     assert level["output_throughput"]["value"] == pytest.approx(true_throughput(truth), rel=0.005)
     assert level["output_throughput"]["ci95"] is None

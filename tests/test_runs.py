@@ -62,7 +62,7 @@ def uneven_level(index: int, concurrency: int = 3) -> tuple[LevelRecord, list[Re
 
 def killed(directory: Path, plan: LevelPlan, records: list[RequestRecord]) -> None:
     """A run whose process was killed before its level was over."""
-    with RunWriter(directory, manifest(plan)) as writer:
+    with RunWriter.create(directory, manifest(plan)) as writer:
         for record in records:
             writer.add_request(record)
 
@@ -76,7 +76,7 @@ def refused(directory: Path) -> str:
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     level, records = uneven_level(0)
-    with RunWriter(tmp_path / "a" / "run", manifest(level.plan)) as writer:
+    with RunWriter.create(tmp_path / "a" / "run", manifest(level.plan)) as writer:
         for record in records:
             writer.add_request(record)
         writer.add_level(level)
@@ -91,14 +91,14 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
 
 
 def test_records_are_on_disk_as_soon_as_they_are_added(tmp_path: Path) -> None:
-    with RunWriter(tmp_path / "run", manifest()) as writer:
+    with RunWriter.create(tmp_path / "run", manifest()) as writer:
         writer.add_request(request(0, [(10, 1)]))
         assert (tmp_path / "run" / "requests.jsonl").read_bytes().count(b"\n") == 1
 
 
 def test_summary_from_disk_equals_summary_from_memory_to_the_last_digit(tmp_path: Path) -> None:
     levels, summaries = [], []
-    with RunWriter(tmp_path, run_manifest := manifest()) as writer:
+    with RunWriter.create(tmp_path, run_manifest := manifest()) as writer:
         for index in range(3):
             level, records = uneven_level(index)
             for record in records:
@@ -121,7 +121,7 @@ def test_summary_json_holds_no_word_for_what_is_no_number(tmp_path: Path) -> Non
 def test_cut_last_line_is_left_out_and_told(tmp_path: Path, cut_to: slice) -> None:
     records = [request(i, [(10, 1), (20, 2)]) for i in range(5)]
     level = level_record()
-    with RunWriter(tmp_path, manifest(level.plan)) as writer:
+    with RunWriter.create(tmp_path, manifest(level.plan)) as writer:
         for record in records:
             writer.add_request(record)
         writer.add_level(level)
@@ -144,7 +144,7 @@ def test_last_line_without_its_end_is_whole(tmp_path: Path) -> None:
 
 def test_cut_level_is_made_from_its_requests(tmp_path: Path) -> None:
     level = level_record()
-    with RunWriter(tmp_path, manifest(level.plan)) as writer:
+    with RunWriter.create(tmp_path, manifest(level.plan)) as writer:
         writer.add_request(request(0, [(10, 1)]))
         writer.add_level(level)
     path = tmp_path / "levels.jsonl"
@@ -165,7 +165,7 @@ from tests.measure.handmade import request
 from tests.test_runs import level_record, manifest
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 refused = 0
-with RunWriter(Path({str(tmp_path / "run")!r}), manifest(level_record().plan)) as writer:
+with RunWriter.create(Path({str(tmp_path / "run")!r}), manifest(level_record().plan)) as writer:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
     for i in range(50):
         if i == 45:
@@ -189,7 +189,7 @@ from pathlib import Path
 from breakeven.runs import RunWriter
 from tests.measure.handmade import request
 from tests.test_runs import level_record, manifest
-with RunWriter(Path({str(tmp_path / "run")!r}), manifest(level_record().plan)) as writer:
+with RunWriter.create(Path({str(tmp_path / "run")!r}), manifest(level_record().plan)) as writer:
     for i in range(50):
         writer.add_request(request(i, [(10, 1)], sent_s=i))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -270,7 +270,7 @@ def test_requests_that_were_never_sent_make_no_level(tmp_path: Path) -> None:
 def test_levels_that_were_over_at_the_kill_keep_their_record(tmp_path: Path) -> None:
     level, records = uneven_level(0)
     plans = [level.plan, LevelPlan(index=1, run=0, concurrency=1, max_tokens=512), level_record(index=2).plan]
-    with RunWriter(tmp_path, manifest(*plans)) as writer:
+    with RunWriter.create(tmp_path, manifest(*plans)) as writer:
         for record in [*records, request(5000, [(10, 1)], level=1)]:
             writer.add_request(record)
         writer.add_level(level)
@@ -282,7 +282,7 @@ def test_levels_that_were_over_at_the_kill_keep_their_record(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["requests.jsonl", "levels.jsonl"])
 def test_damaged_line_is_named(tmp_path: Path, name: str) -> None:
-    with RunWriter(tmp_path, manifest()) as writer:
+    with RunWriter.create(tmp_path, manifest()) as writer:
         for _ in range(3):
             writer.add_request(request(0))
             writer.add_level(level_record())
@@ -295,7 +295,7 @@ def test_damaged_line_is_named(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["requests.jsonl", "levels.jsonl"])
 def test_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    with RunWriter(tmp_path, manifest()):
+    with RunWriter.create(tmp_path, manifest()):
         pass
     (tmp_path / name).unlink()
     assert refused(tmp_path) == f"{tmp_path / name}: No such file or directory"
@@ -323,16 +323,16 @@ def test_place_that_is_taken_is_refused(tmp_path: Path) -> None:
     taken.mkdir()
     (taken / "thesis.tex").write_text("dear")
     file.write_text("dear")
-    with RunWriter(run, manifest()):
+    with RunWriter.create(run, manifest()):
         pass
     for place, why in ((taken, "is no empty directory"), (file, "is no empty directory"), (run, "holds another run")):
         with pytest.raises(RunError, match=f"--output {place} {why}"):
-            RunWriter(place, manifest())
+            RunWriter.create(place, manifest())
     assert (taken / "thesis.tex").read_text() == file.read_text() == "dear"
 
 
 def test_empty_directory_is_a_place(tmp_path: Path) -> None:
-    with RunWriter(tmp_path, manifest()):
+    with RunWriter.create(tmp_path, manifest()):
         pass
     assert read_run(tmp_path).requests == []
 
@@ -341,12 +341,12 @@ def test_empty_directory_is_a_place(tmp_path: Path) -> None:
 def test_place_that_cannot_be_is_refused_in_one_line(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="--output") as caught:
-        RunWriter(tmp_path / place, manifest())
+        RunWriter.create(tmp_path / place, manifest())
     assert "\n" not in str(caught.value)
 
 
 def test_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
-    with RunWriter(tmp_path, manifest()) as writer:
+    with RunWriter.create(tmp_path, manifest()) as writer:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
         try:

@@ -20,9 +20,13 @@ MAY_IMPORT = {
     "load": GROUND,
     "measure": GROUND,
     "engines": GROUND,
+    "decide": GROUND | {"measure"},
+    "sim": GROUND | {"load", "measure", "decide"},
     "report": GROUND | {"measure"},
-    "sweep": GROUND | {"load", "measure", "engines", "report"},
-    "benchmark": GROUND | {"load", "measure", "engines", "report", "sweep", "__init__"},
+    "levels": GROUND | {"load"},
+    "doctor": GROUND | {"load", "measure", "engines", "report", "levels"},
+    "sweep": GROUND | {"load", "measure", "engines", "report", "levels"},
+    "benchmark": GROUND | {"load", "measure", "engines", "report", "levels", "doctor", "sweep", "__init__"},
 }
 
 

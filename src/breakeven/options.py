@@ -15,12 +15,21 @@ Format = Literal["table", "markdown", "csv", "json"]
 class BenchOptions(Struct, frozen=True, kw_only=True):
     """One field per flag of `breakeven bench`; `breakeven bench --help` says what each means.
 
-    Exactly one of `server_url` and `local` is set. `headers` and `api_key` are secrets and go into no file.
+    Exactly one of `server_url`, `local` and `serve` is set. The load is `concurrency` unless `rate` or `trace` is set.
+    `headers` and `api_key` are secrets and go into no file.
     """
 
     server_url: str | None = None
     local: str | None = None
+    serve: str | None = None
+    serve_on: str | None = None
+    serve_timeout_s: float = 1200.0
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    rate: tuple[float, ...] = ()
+    arrivals: str = "poisson"
+    trace: str | None = None
+    speed: float = 1.0
+    max_in_flight: int | None = None
     max_tokens: tuple[int, ...] = (512,)
     requests: int | None = None
     duration_s: float | None = None
@@ -39,6 +48,8 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     timeout_s: float = 1200.0
     stall_timeout_s: float = 120.0
+    watchdog_s: float = 300.0
+    retries: int = 0
     seed: int = 0
     prompts: str | None = None
     kinds: tuple[str, ...] = ()
@@ -48,3 +59,15 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     label: str | None = None
     format: Format = "table"
     quiet: bool = False
+
+    @property
+    def request_headers(self) -> dict[str, str]:
+        """What goes with each request: `headers`, and the key where they carry no other authorization."""
+        if self.api_key is None or "authorization" in {name.lower() for name in self.headers}:
+            return dict(self.headers)
+        return {"Authorization": f"Bearer {self.api_key}"} | self.headers
+
+    def sampling(self, *, random_prompts: bool) -> dict[str, Any]:
+        """The sampling parameters of each request. Answers to random words would end anywhere: they go on."""
+        ignore_eos = random_prompts if self.ignore_eos is None else self.ignore_eos
+        return {"temperature": self.temperature} | ({"ignore_eos": True} if ignore_eos else {})

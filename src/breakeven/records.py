@@ -19,6 +19,7 @@ __all__ = [
     "Outcome",
     "Phase",
     "RequestRecord",
+    "Turns",
 ]
 
 Phase = Literal["warmup", "ramp", "measured", "drain"]
@@ -65,18 +66,44 @@ class RequestRecord(Struct, kw_only=True):
     error: str | None = None
     finish_reason: str | None = None
     reconnects: int = 0
+    retries: int = 0
     repetition: float = 0.0
     text: str | None = None
 
 
 class LevelPlan(Struct, frozen=True, kw_only=True):
-    """One level of the sweep: `concurrency` requests in flight, each of at most `max_tokens` tokens."""
+    """One level of the sweep, each request of at most `max_tokens` tokens.
+
+    A `closed` level keeps `concurrency` requests in flight. An `open` one sends `rate` requests a second whose gaps
+    are distributed as `arrivals` says (`poisson`, `constant`, `gamma:CV`). A `trace` level sends what a file says, when
+    it says it, `speed` times as fast; `max_tokens` is then the longest of its answers. Open and trace levels never have
+    more than `max_in_flight` requests running.
+    """
 
     index: int
     run: int
-    concurrency: int
     max_tokens: int
-    mode: Literal["closed"] = "closed"
+    mode: Literal["closed", "open", "trace"] = "closed"
+    concurrency: int = 0
+    rate: float = 0.0
+    arrivals: str = ""
+    speed: float = 1.0
+    max_in_flight: int | None = None
+
+    @property
+    def load(self) -> dict[str, Any]:
+        """What the level asks of the server: the same in two runs if they can be compared."""
+        if self.mode == "closed":
+            return {"mode": "closed", "concurrency": self.concurrency, "max_tokens": self.max_tokens}
+        kind = {"rate": self.rate, "arrivals": self.arrivals} if self.mode == "open" else {"speed": self.speed}
+        bound = {} if self.max_in_flight is None else {"max_in_flight": self.max_in_flight}
+        return {"mode": self.mode, **kind, **bound, "max_tokens": self.max_tokens}
+
+    @property
+    def name(self) -> str:
+        """The load in a few characters: `C=8`, `2/s`, `trace x1`."""
+        names = {"closed": f"C={self.concurrency}", "open": f"{self.rate:g}/s", "trace": f"trace x{self.speed:g}"}
+        return names[self.mode]
 
 
 class EngineSample(Struct, frozen=True, kw_only=True):
@@ -96,6 +123,7 @@ class ClientCost(Struct, frozen=True, kw_only=True):
     chunks: int
     lag_ms: dict[str, float]
     clock_steps: int = 0
+    ceiling_chunks_per_s: float | None = None
 
 
 class LevelRecord(Struct, kw_only=True):
@@ -118,8 +146,24 @@ class LevelRecord(Struct, kw_only=True):
     spec: dict[str, Any] | None = None
 
 
+class Turns(Struct, frozen=True, kw_only=True):
+    """How a run took turns with other arms. Runs of the same `group` were measured alternately.
+
+    `pairs`: at each load the arms' turns followed each other, in ABBA order. `sweeps`: whole sweeps did. Turn r of a
+    load is the level with `run` r in each arm.
+    """
+
+    group: str
+    arm: str
+    how: Literal["pairs", "sweeps"]
+
+
 class Manifest(Struct, kw_only=True):
-    """What a run is: enough to repeat it and to refuse comparing it with an unlike one. Holds no secrets."""
+    """What a run is: enough to repeat it and to refuse comparing it with an unlike one. Holds no secrets.
+
+    `resumed` has the wall time of each `--resume`. `server_host` is the machine of a server that breakeven started
+    itself; None where the server was there before. `turns` is None where nothing was compared.
+    """
 
     schema: str = RUN_SCHEMA
     label: str
@@ -134,3 +178,6 @@ class Manifest(Struct, kw_only=True):
     started: str
     ended: str | None = None
     interrupted: bool = False
+    resumed: list[str] = field(default_factory=list)
+    server_host: dict[str, Any] | None = None
+    turns: Turns | None = None

@@ -5,8 +5,9 @@ Records are appended as requests end and flushed at once, so that a killed run k
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -18,10 +19,11 @@ from msgspec import Struct
 from breakeven.errors import RunError
 from breakeven.records import RUN_SCHEMA, ClientCost, LevelPlan, LevelRecord, Manifest, RequestRecord
 
-__all__ = ["Run", "RunWriter", "read_run", "write_json"]
+__all__ = ["Run", "RunWriter", "check_vacant", "finished_levels", "read_run", "write_json"]
 
 _Record = TypeVar("_Record", RequestRecord, LevelRecord)
 
+#: The files of a run. `requests.cut.jsonl` and `levels.cut.jsonl` hold what a resumed run measured again.
 MANIFEST, REQUESTS, LEVELS, SUMMARY = "manifest.json", "requests.jsonl", "levels.jsonl", "summary.json"
 
 
@@ -43,24 +45,57 @@ class Run:
 
 
 class RunWriter:
-    """Writes one run as it happens. Use as a context manager.
+    """Writes one run as it happens. Use as a context manager, which holds a lock on the run.
 
     Raises:
-        RunError: the directory holds another run, or can't be written (at any time: the disk may fill up).
+        RunError: the directory can't be written (at any time: the disk may fill up), or another process writes to it.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory, self._manifest = directory, manifest
-        check_vacant(directory)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_json(directory / MANIFEST, manifest)
-            self._requests = (directory / REQUESTS).open("wb", buffering=0)
-            self._levels = (directory / LEVELS).open("wb", buffering=0)
+            self._requests = (directory / REQUESTS).open("ab", buffering=0)
+            self._levels = (directory / LEVELS).open("ab", buffering=0)
+            fcntl.flock(self._requests, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{directory}: another process is writing to this run; wait for it, or stop it") from None
         except OSError as error:
             raise RunError(f"--output {directory}: {error.strerror}") from None
         self._encoder = msgspec.json.Encoder()
         self._failure: RunError | None = None
+
+    @classmethod
+    def create(cls, directory: Path, manifest: Manifest) -> Self:
+        """Begins a run in a directory that is new or empty.
+
+        Raises:
+            RunError: it holds another run, or can't be written.
+        """
+        check_vacant(directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"--output {directory}: {error.strerror}") from None
+        write_json(directory / MANIFEST, manifest)
+        return cls(directory, manifest)
+
+    @classmethod
+    def reopen(cls, directory: Path, manifest: Manifest, finished: Collection[int]) -> Self:
+        """Goes on with a run whose finished levels are given; lines of others move to a file beside.
+
+        Raises:
+            RunError: it can't be written, or another process is writing to it.
+        """
+        writer = cls(directory, manifest)
+        try:
+            _set_aside(directory / REQUESTS, finished, lambda line: _RequestHead.decode(line).level)
+            _set_aside(directory / LEVELS, finished, lambda line: _LevelHead.decode(line).plan.index)
+        except OSError as error:
+            raise RunError(f"--resume {directory}: {error.strerror}") from None
+        manifest.ended, manifest.interrupted = None, False
+        manifest.resumed.append(_now())
+        write_json(directory / MANIFEST, manifest)
+        return writer
 
     def add_request(self, record: RequestRecord) -> None:
         """Appends one request's record."""
@@ -79,7 +114,7 @@ class RunWriter:
 
     def finish(self, *, interrupted: bool) -> None:
         """Notes in the manifest that the run is over, and whether it got to its end."""
-        self._manifest.ended = datetime.now(UTC).isoformat(timespec="seconds")
+        self._manifest.ended = _now()
         self._manifest.interrupted = interrupted
         write_json(self.directory / MANIFEST, self._manifest)
 
@@ -91,8 +126,16 @@ class RunWriter:
             while rest:  # a disk that fills up takes a part first
                 rest = rest[file.write(rest) :]
         except OSError as error:
-            self._failure = RunError(f"--output {self.directory}: {error.strerror}; what is there can be summarized")
+            self._failure = RunError(
+                f"--output {self.directory}: {error.strerror}; what is there can be summarized, and once there is room "
+                f"gone on with: breakeven bench --resume {self.directory}"
+            )
             raise self._failure from None
+
+
+def finished_levels(run: Run) -> set[int]:
+    """The levels of a run that need not be measured again when it is resumed."""
+    return {level.plan.index for level in run.levels if level.ended_by not in ("interrupted", "killed", "lost")}
 
 
 def check_vacant(directory: Path) -> None:
@@ -134,6 +177,40 @@ def write_json(path: Path, value: Any) -> None:
         os.replace(scratch, path)
     except OSError as error:
         raise RunError(f"{path} can't be written: {error.strerror}") from None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class _OfLevel(Struct):
+    level: int
+
+
+class _Place(Struct):
+    index: int
+
+
+class _OfPlan(Struct):
+    plan: _Place
+
+
+_RequestHead, _LevelHead = msgspec.json.Decoder(_OfLevel), msgspec.json.Decoder(_OfPlan)
+
+
+def _set_aside(path: Path, kept: Collection[int], level_of: Callable[[bytes], int]) -> None:
+    """Moves the lines of other levels than those kept, and one that was cut, to a file beside."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    is_kept = [line.endswith(b"\n") and level_of(line) in kept for line in lines]
+    if all(is_kept):
+        return
+    with path.with_suffix(".cut.jsonl").open("ab") as aside:
+        aside.writelines(line.rstrip(b"\n") + b"\n" for line, keep in zip(lines, is_kept, strict=True) if not keep)
+    # In place, since the file is open for appending and locked. Levels come one after the other, so that what is kept
+    # is written where it stands already: a kill in between harms nothing.
+    with path.open("r+b") as file:
+        file.writelines(line for line, keep in zip(lines, is_kept, strict=True) if keep)
+        file.truncate()
 
 
 class _Header(Struct):
@@ -191,12 +268,15 @@ def _from_requests(plan: LevelPlan, records: Sequence[RequestRecord]) -> LevelRe
     inside = [sent_ns for sent_ns, _, phase in spans if phase == "measured"]
     drain = [sent_ns for sent_ns, _, phase in spans if phase == "drain"]
     opened_ns = min(inside) if inside and any(phase == "ramp" for *_, phase in spans) else None
-    complete_ns = _complete_until([(sent_ns, end_ns) for sent_ns, end_ns, _ in spans], plan.concurrency)
+    if plan.mode == "closed":
+        until_ns = _complete_until([(sent_ns, end_ns) for sent_ns, end_ns, _ in spans], plan.concurrency)
+    else:
+        until_ns = _sent_until(records)
     return LevelRecord(
         plan=plan,
         started_ns=min(sent_ns for sent_ns, *_ in spans),
         opened_ns=opened_ns,
-        closed_ns=None if opened_ns is None else max(opened_ns, min([complete_ns, *drain])),
+        closed_ns=None if opened_ns is None else max(opened_ns, min([until_ns, *drain])),
         ended_ns=max(end_ns for _, end_ns, _ in spans),
         ended_by="killed",
         client=ClientCost(cpu_s=0.0, wall_s=0.0, chunks=0, lag_ms={}),
@@ -213,4 +293,15 @@ def _complete_until(spans: Sequence[tuple[int, int]], concurrency: int) -> int:
         if running >= concurrency:
             until_ns = moment_ns
         running += step
+    return until_ns
+
+
+def _sent_until(records: Sequence[RequestRecord]) -> int:
+    """When the last request was sent before one that left no record, since it was running at the kill."""
+    ordered = sorted(records, key=lambda record: record.id)
+    until_ns = 0
+    for number, record in enumerate(ordered, ordered[0].id):
+        if record.id != number:
+            break
+        until_ns = record.sent_ns or until_ns
     return until_ns

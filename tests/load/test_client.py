@@ -27,7 +27,6 @@ from tests.load.scripted import (
     answer,
     chunk,
     client_of,
-    each,
     event,
     record_of,
     records_of,
@@ -223,40 +222,9 @@ def test_no_part_of_the_key_stays_where_long_words_are_cut(before: int) -> None:
     assert KEY[:4] not in record.error
 
 
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [("text/html", b"<h1>Welcome to nginx!</h1>"), ("application/json", b'{"choices": []}'), ("text/plain", b"")],
-)
-def test_an_answer_that_is_no_stream(kind: str, body: bytes) -> None:
-    record = record_of(answer(200, body, kind))
-    assert (record.outcome, record.status) == ("protocol", 200)
-    assert record.error == f"answered with {kind}, not with text/event-stream"
-
-
-@pytest.mark.parametrize(
-    ("events", "outcome", "error"),
-    [
-        ([DONE], "empty", "no chunk carried output"),
-        ([token("", 0), token(None, 1, finish="length"), usage(1), DONE], "empty", "no chunk carried output"),
-        ([], "truncated", "the stream ended without a finish reason or [DONE]"),
-        ([token("a", 1)], "truncated", "the stream ended without a finish reason or [DONE]"),
-        ([token("a", 1), event({"error": {"message": f"lost {KEY}"}})], "stream_error", "lost ***"),
-        ([token("a", 1), b"event: error\ndata: gone\n\n", DONE], "stream_error", "gone"),
-        ([token("a", 1), b"data: hello\n\n", DONE], "protocol", "an event that is no chunk"),
-    ],
-)
-def test_streams_that_end_badly(events: list[bytes], outcome: str, error: str) -> None:
-    record = record_of(stream(*events), headers=BEARER)
-    assert (record.outcome, record.status) == (outcome, 200)
-    assert record.error is not None
-    assert record.error.startswith(error)
-    assert KEY not in record.error
-
-
-def test_tokens_before_a_bad_end_are_recorded() -> None:
-    record = record_of(HEAD, chunk(token("a", 1)), chunk(token(" b", 3)), 0.02, CLOSE)
-    assert (record.outcome, record.output_tokens, record.text) == ("truncated", 3, "a b")
-    assert sum(count for _, count in record.arrivals) == 3
+def test_an_error_inside_a_stream_is_recorded_without_the_key() -> None:
+    record = record_of(stream(token("a", 1), event({"error": {"message": f"lost {KEY}"}})), headers=BEARER)
+    assert (record.outcome, record.error) == ("stream_error", "lost ***")
 
 
 def test_no_answer_in_time() -> None:
@@ -360,14 +328,62 @@ def test_a_server_that_is_gone() -> None:
     assert (record.sent_ns, record.status, record.reconnects) == (None, None, 0)
 
 
-def test_whether_all_came_is_told_at_once() -> None:
-    async def send() -> list[bool]:
-        async with client_of(server, []) as client:
-            return [await client.send(PLANNED) for _ in range(3)]
+LONG = [token(f" {n}", n) for n in range(1, 41)]
 
-    answers = iter([ANSWER, answer(500, b"no"), answer(200, b"{}")])
-    with scripted([each(lambda _: next(answers))]) as server:
-        assert run(send()) == [True, False, False]
+
+@pytest.mark.parametrize(
+    ("response", "came_through"),
+    [
+        (ANSWER, True),
+        (stream(token("a", 1), DONE).removesuffix(LAST), True),
+        (stream(*LONG, DONE), True),
+        (stream(*LONG, event({"error": "late"})), True),
+        (stream(*LONG, DONE).removesuffix(LAST), True),
+        (stream(*LONG).removesuffix(LAST), False),
+        (stream(), False),
+        (stream(DONE), False),
+        (stream(event({"error": "busy"}), DONE), False),
+        (stream(b"event: error\ndata: busy\n\n"), False),
+        (stream(token("a", 1)), False),
+        (answer(500, b"no"), False),
+        (answer(200, b"{}"), False),
+    ],
+)
+def test_whether_a_whole_answer_came_is_told_at_once(response: bytes, came_through: bool) -> None:
+    """Without the end of a long one: who answers nothing but errors answers in short, and must not be hammered."""
+
+    async def send() -> bool:
+        async with client_of(server, records) as client:
+            told = await client.send(PLANNED)
+            assert not records
+            await client.settled()
+            return told
+
+    records: list[RequestRecord] = []
+    with scripted([READ, response, 0.02, CLOSE]) as server:
+        assert run(send()) is came_through
+    assert len(records) == 1
+
+
+def test_when_the_server_was_last_heard() -> None:
+    async def listen() -> None:
+        async with client_of(server, []) as client:
+            task = asyncio.create_task(client.send(PLANNED))
+            while not server.requests:
+                await asyncio.sleep(0.005)
+            assert client.heard_ns == 0
+            let_go.set()
+            while not client.heard_ns:
+                await asyncio.sleep(0.005)
+            first_ns = client.heard_ns
+            assert server.sent_ns[0] - 1e6 < first_ns < time.perf_counter_ns()
+            await task
+            assert client.in_flight == 0
+            assert client.heard_ns >= first_ns + 40e6
+
+    let_go = threading.Event()
+    with scripted([READ, lambda _: let_go.wait(5), ANSWER[:200], 0.05, ANSWER[200:]]) as server:
+        run(listen())
 
 
 # ---- while streams run ----

@@ -11,9 +11,10 @@ import pytest
 from msgspec import Struct
 
 from breakeven.clock import VirtualClock, VirtualLoop
-from breakeven.load.closed import ClosedLoop, LevelTimes, StopRule, warm_up
+from breakeven.load.closed import ClosedLoop, warm_up
 from breakeven.load.plan import LevelRequests, PlannedRequest
 from breakeven.load.prompts import Prompt, PromptSet
+from breakeven.load.window import LevelTimes, StopRule
 from breakeven.measure.level import LevelSummary, summarize_level
 from breakeven.records import ClientCost, LevelPlan, LevelRecord, Phase, RequestRecord
 
@@ -123,7 +124,7 @@ class Rig:
             steps[sent.sent_ns] = steps.get(sent.sent_ns, 0) + 1
             steps[sent.end_ns] = steps.get(sent.end_ns, 0) - 1
         count, seen = 0, set()
-        times = self.closed.times
+        times = self.closed.window.times
         for moment_ns in sorted(steps):
             count += steps[moment_ns]
             if times.started_ns <= moment_ns < times.ended_ns:
@@ -133,7 +134,7 @@ class Rig:
 
     def summary(self) -> LevelSummary:
         """The level's numbers, with a token at each step of each request."""
-        times = self.closed.times
+        times = self.closed.window.times
         record = LevelRecord(
             plan=self.level,
             started_ns=times.started_ns,
@@ -421,7 +422,7 @@ def test_an_exception_in_a_slot_propagates(ramp: bool) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         rig.run()
     assert caught.group_contains(ZeroDivisionError)
-    assert rig.closed.times.ended_by == "interrupted"
+    assert rig.closed.window.times.ended_by == "interrupted"
 
 
 def test_an_exception_in_looking_at_precision_propagates() -> None:
@@ -442,14 +443,14 @@ def test_cancelling_ends_promptly_and_cancels_every_send(at_s: float, stage: str
     async def cancel() -> str:
         task = asyncio.ensure_future(rig.closed.run())
         await asyncio.sleep(at_s)
-        seen = rig.closed.stage
+        seen = rig.closed.window.stage
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         return seen
 
     assert rig.await_(cancel()) == stage
-    times = rig.closed.times
+    times = rig.closed.window.times
     assert sum(sent.cancelled for sent in rig.sent) == 8
     assert all(sent.end_ns for sent in rig.sent)
     assert times.ended_ns == pytest.approx(at_s * S, abs=10)
@@ -475,14 +476,14 @@ def test_an_interrupted_drain_is_no_whole_level() -> None:
 
     async def interrupt() -> None:
         task = asyncio.ensure_future(rig.closed.run())
-        while rig.closed.stage != "drain":
+        while rig.closed.window.stage != "drain":
             await asyncio.sleep(0.1)
         task.cancel()
         await asyncio.wait([task])
 
     rig.await_(interrupt())
-    assert rig.closed.times.ended_by == "interrupted"
-    assert rig.closed.times.closed_ns is not None
+    assert rig.closed.window.times.ended_by == "interrupted"
+    assert rig.closed.window.times.closed_ns is not None
 
 
 def test_cancelling_the_warm_up_cancels_its_sends() -> None:

@@ -20,14 +20,12 @@ from tests.load.conftest import Authority
 from tests.load.scripted import (
     ANSWER,
     CLOSE,
-    DONE,
     HEAD,
     LAST,
     PLANNED,
     READ,
     READ_HEAD,
     RESET,
-    Peer,
     Scripted,
     answer,
     chunk,
@@ -90,33 +88,6 @@ def test_the_last_chunk_is_seen_wherever_it_is_cut(ending: bytes) -> None:
         assert len(server.accepted_ns) == 1
 
 
-def test_a_response_in_single_bytes() -> None:
-    def dribble(peer: Peer) -> None:
-        for value in ANSWER:
-            peer.send(bytes([value]))
-
-    record = record_of(dribble)
-    assert (record.outcome, record.text, record.output_tokens) == ("ok", "one two three", 3)
-
-
-def test_a_body_of_known_length_ends_with_its_last_byte() -> None:
-    events = token("a", 1) + token("b", 2, finish="stop")
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(events)
-    assert record_of(head, 0.01, events[:-1], 0.02, events[-1:]).outcome == "ok"
-
-
-def test_a_body_may_end_with_the_connection() -> None:
-    head = b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-    record = record_of(head, token("a", 1), 0.01, token("b", 2, finish="stop"), 0.02, CLOSE)
-    assert (record.outcome, record.text, record.reconnects) == ("ok", "ab", 0)
-
-
-def test_a_body_that_should_end_with_the_connection_does_not_end_with_a_reset() -> None:
-    head = b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-    record = record_of(head, token("a", 1), 0.05, RESET)
-    assert (record.outcome, record.error) == ("connection", "Connection reset by peer")
-
-
 def test_interim_responses_are_no_answer() -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
     record = record_of(interim[:40], 0.01, interim[40:], 0.03, ANSWER)
@@ -124,19 +95,6 @@ def test_interim_responses_are_no_answer() -> None:
     assert record.headers_ns is not None
     assert record.sent_ns is not None
     assert record.headers_ns - record.sent_ns > 30e6
-
-
-@pytest.mark.parametrize("garbage", [b"SSH-2.0-OpenSSH_9.6\r\n", b"\x15\x03\x03\x00\x02\x02\x46", b"data: {}\n\n"])
-def test_an_answer_that_is_no_http(garbage: bytes) -> None:
-    record = record_of(garbage)
-    assert record.outcome == "protocol"
-    assert record.error is not None
-    assert record.error.startswith("no HTTP: ")
-
-
-def test_framing_that_breaks_in_mid_stream() -> None:
-    record = record_of(HEAD, chunk(token("a", 1)), 0.02, b"not a chunk", 0.02, CLOSE)
-    assert (record.outcome, record.output_tokens) == ("protocol", 1)
 
 
 # ---- reuse ----
@@ -238,18 +196,6 @@ def test_a_request_whose_answer_has_begun_is_not_sent_again(begun: bytes) -> Non
         assert len(server.accepted_ns) == 1
 
 
-def test_a_new_connection_that_is_closed_without_an_answer_is_a_failure() -> None:
-    with scripted([READ, CLOSE], [READ, ANSWER]) as server:
-        (record,) = records_of(server)
-        assert (record.outcome, record.error) == ("connection", "the server closed the connection")
-        assert (record.status, record.reconnects) == (None, 0)
-
-
-def test_a_reset_in_mid_stream() -> None:
-    record = record_of(HEAD, chunk(token("a", 1)), 0.05, RESET)
-    assert (record.outcome, record.error, record.output_tokens) == ("connection", "Connection reset by peer", 1)
-
-
 def test_a_reset_that_comes_together_with_data() -> None:
     """libuv says nothing of the reset then, and stops looking at the socket."""
 
@@ -268,17 +214,6 @@ def test_a_reset_that_comes_together_with_data() -> None:
     with scripted([READ, HEAD, 0.05, chunk(token("a", 1)), RESET]) as server:
         run(fly())
     assert (records[0].outcome, records[0].output_tokens) == ("connection", 1)
-
-
-def test_a_clean_end_in_mid_stream() -> None:
-    record = record_of(HEAD, chunk(token("a", 1)), chunk(token("b", 2))[:-20], 0.02, CLOSE)
-    assert (record.outcome, record.text, record.output_tokens) == ("truncated", "a", 1)
-    assert record.error == "the server closed the connection"
-
-
-def test_a_stream_that_said_done_may_lack_its_last_chunk() -> None:
-    record = record_of(HEAD, chunk(token("a", 1)), chunk(DONE), 0.02, CLOSE)
-    assert (record.outcome, record.output_tokens) == ("ok", 1)
 
 
 # ---- large requests ----

@@ -79,6 +79,20 @@ def test_what_is_set_beyond_text_and_count_makes_an_event_rare() -> None:
     assert all(meaning.is_rare for meaning in rare)
 
 
+def test_several_choices_in_one_event_are_one() -> None:
+    """Their texts one after the other, a usage that counts them all, finished when all of them are."""
+    decode = dialect_for("chat", {}).decode
+    a, b = '{"index":0,"delta":{"content":"a"}', '{"index":1,"delta":{"content":"b"}'
+    (usual, finished, half) = decode(
+        f'{{"choices":[{a}}},{b}}}],"usage":{{"completion_tokens":2}}}},'
+        f'{{"choices":[{a},"finish_reason":"stop"}},{b},"finish_reason":"length"}}]}},'
+        f'{{"choices":[{a},"finish_reason":"stop"}},{b}}}]}}'.encode()
+    )
+    assert (usual.text, usual.output_tokens, usual.is_total) == ("ab", 2, True)
+    assert (finished.finish_reason, finished.choice) == ("stop", 0)
+    assert half.finish_reason is None
+
+
 @pytest.mark.parametrize("finish", [b'"stop"', b'{"type":"stop","matched":2}'])
 def test_sglang_gives_its_reason_as_a_word_or_as_an_object(finish: bytes) -> None:
     (meaning,) = dialect_for("sglang", {}).decode(b'{"text":"a","meta_info":{"finish_reason":%b}}' % finish)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakeven.load.plan import LevelRequests, PlannedRequest
+from breakeven.load.plan import LevelRequests, PlannedRequest, TraceRequests
 from breakeven.load.prompts import Prompt, PromptSet, load_prompts
+from breakeven.load.trace import TraceRequest
 from breakeven.records import LevelPlan, Phase
 
 BUILT_IN = load_prompts(None)
@@ -138,3 +141,86 @@ def test_unique_prompts_differ_by_their_tag_alone() -> None:
     assert first("a") == first("a")
     assert first("a").as_messages() != first("b").as_messages()
     assert first("a").kind == first("b").kind
+
+
+def of_trace(
+    trace: Sequence[TraceRequest],
+    *,
+    prompts: PromptSet | None = None,
+    seed: int = 0,
+    tag: str | None = None,
+    index: int = 0,
+) -> list[PlannedRequest]:
+    plan = LevelPlan(index=index, run=0, mode="trace", max_tokens=max(r.output_tokens for r in trace))
+    source = TraceRequests(plan, trace, prompts, seed=seed, tag=tag)
+    return [source.next("measured") for _ in trace]
+
+
+def words(request: PlannedRequest) -> list[str]:
+    return request.prompt.as_text().split()
+
+
+def shared(one: list[str], other: list[str]) -> int:
+    """How many words two prompts begin with alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 100, 7000, 65_535, 65_536, 200_000])
+def test_a_traces_prompt_has_as_many_words_as_it_had_tokens(count: int) -> None:
+    for blocks in ((), (1,), tuple(range(count // 512)), tuple(range(-(-count // 512)))):
+        (planned,) = of_trace([TraceRequest(0, count, 5, blocks)])
+        assert len(words(planned)) == count
+
+
+def test_a_traces_answers_are_as_long_as_they_were() -> None:
+    found = of_trace([TraceRequest(0, 5, 17), TraceRequest(1, 5, 3)])
+    assert [(r.max_tokens, r.phase, r.prompt.id) for r in found] == [
+        (17, "measured", "trace-0"),
+        (3, "measured", "trace-1"),
+    ]
+
+
+def test_blocks_that_a_trace_names_twice_are_the_same_words() -> None:
+    """As a prefix cache found them: the shared blocks alike, what follows not; the last block may be cut short."""
+    first, second, third = (
+        words(r)
+        for r in of_trace(
+            [
+                TraceRequest(0, 2000, 5, (46, 47, 2353, 2354)),
+                TraceRequest(1, 1500, 5, (46, 47, 9000)),
+                TraceRequest(2, 700, 5, (46, 47)),
+            ]
+        )
+    )
+    assert 1024 <= shared(first, second) < 1024 + 8
+    assert shared(first, third) == 700
+
+
+def test_requests_of_a_trace_begin_unlike_where_it_names_no_block() -> None:
+    """A cache that was never there must not be found: 5,000 prompts, and no two share as much as 8 words."""
+    found = sorted(words(r) for r in of_trace([TraceRequest(i, 20, 5) for i in range(5000)]))
+    assert max(shared(one, other) for one, other in pairwise(found)) < 8
+
+
+def test_a_traces_prompts_follow_the_seed() -> None:
+    trace = [TraceRequest(i, 50, 5, (i,)) for i in range(3)]
+    assert of_trace(trace, seed=1) == of_trace(trace, seed=1)
+    assert of_trace(trace, seed=1) != of_trace(trace, seed=2)
+
+
+def test_unique_prompts_of_a_trace_differ_over_levels_and_tags_and_keep_what_they_share() -> None:
+    trace = [TraceRequest(0, 600, 5, (1,)), TraceRequest(1, 600, 5, (1,))]
+    runs = [of_trace(trace, tag=tag, index=index) for tag in ("a", "b") for index in (0, 1)]
+    assert [shared(*map(words, run)) >= 512 for run in runs] == [True] * 4
+    firsts = sorted(words(run[0]) for run in runs)
+    assert max(shared(one, other) for one, other in pairwise(firsts)) < 8
+    assert {len(words(r)) for run in runs for r in run} == {600}
+
+
+def test_a_traces_own_prompts_are_sent_in_turn() -> None:
+    few = PromptSet(source="few", prompts=BUILT_IN.prompts[:3])
+    trace = [TraceRequest(i, 50, i + 1) for i in range(7)]
+    found = of_trace(trace, prompts=few)
+    assert [r.prompt for r in found] == [few.prompts[i % 3] for i in range(7)]
+    assert [r.max_tokens for r in found] == [1, 2, 3, 4, 5, 6, 7]
+    assert len({r.prompt.id for r in of_trace(trace, prompts=few, tag="t")}) == 7

@@ -136,6 +136,14 @@ def test_event_types_last_for_one_event() -> None:
     ]
 
 
+def test_a_field_named_error_is_an_event_of_that_type() -> None:
+    """It is none of the standard's; llama.cpp put its errors so."""
+    assert parse([b'error: {"code":500}\n\nerrors: x\n\ndata: a\n\n']) == [
+        (b"error", b'{"code":500}'),
+        (b"message", b"a"),
+    ]
+
+
 def test_only_the_first_byte_order_mark_is_dropped() -> None:
     assert parse([BOM + b"data: a\n\n" + BOM + b"data: b\n\ndata: " + BOM + b"\n\n"]) == [
         (b"message", b"a"),

@@ -187,6 +187,30 @@ def test_choices_are_counted_apart_and_summed() -> None:
     assert read(events).counted() == ([(1, 1), (2, 2), (3, 3), (5, 1)], 7, "chunks")
 
 
+def test_an_answer_is_finished_when_each_choice_is_or_done_was_said() -> None:
+    def of(index: int, finish: str | None = None) -> bytes:
+        return event({"choices": [{"index": index, "delta": {"content": "a"}, "finish_reason": finish}]})
+
+    assert not read([of(0)]).finished
+    assert read([of(0), of(0, "stop")]).finished
+    assert not read([of(0), of(1), of(0, "stop")]).finished
+    assert not read([of(0), of(1), of(1, "length")]).finished
+    assert read([of(0), of(1), of(0, "stop"), of(1, "length")]).finished
+    assert read([of(0), of(1), DONE]).finished
+
+
+def test_sglang_sends_all_text_so_far_of_each_choice() -> None:
+    def of(index: int, text: str, count: int, finish: str | None = None) -> bytes:
+        meta = {"id": f"r{index}", "completion_tokens": count, "finish_reason": finish}
+        return event({"text": text, "index": index, "meta_info": meta})
+
+    found = read(
+        [of(0, "a", 1), of(1, "a", 1), of(1, "a b", 3), of(0, "a c", 2, "stop"), of(1, "a b", 4, "stop")], SGLANG
+    )
+    assert found.counted() == ([(1, 1), (2, 1), (3, 2), (4, 2)], 6, "chunks")
+    assert (found.text, found.finished) == ("aa b c", True)
+
+
 def test_a_running_response_counts_as_far_as_it_came() -> None:
     transcript = Transcript(CHAT)
     pieces = [(1, token("a", 1)), (2, token(" b", 3) + b"data: {")]
@@ -289,6 +313,10 @@ def test_the_beginning_of_an_event_is_no_garbage() -> None:
         (event({"error": "too long"}), "too long"),
         (event({"error": ""}), "no text"),
         (event({"object": "error", "error": {"code": 500}}), '{"code":500}'),
+        (event({"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}), "too long"),
+        (b'error: {"code":500,"message":"slot lost","type":"server_error"}\n\n', "slot lost"),
+        (token("", finish="abort"), "the engine gave the answer up (abort)"),
+        (token(None, 1, finish="error"), "the engine gave the answer up (error)"),
     ],
 )
 def test_an_error_inside_a_good_response(piece: bytes, error: str) -> None:
@@ -298,6 +326,16 @@ def test_an_error_inside_a_good_response(piece: bytes, error: str) -> None:
 
 def test_sglang_reports_errors_the_same_way() -> None:
     assert read([event({"error": {"message": "aborted"}})], SGLANG).error == "aborted"
+    assert read([sglang("a", 1, {"type": "abort", "message": "no memory"})], SGLANG).error == "no memory"
+    assert read([sglang("a", 1, {"type": "abort", "message": ""})], SGLANG).error is not None
+    assert read([sglang("a", 1, {"type": "stop", "message": "matched"})], SGLANG).error is None
+
+
+@pytest.mark.parametrize(
+    "value", [{"message": None}, {"message": "hi", "choices": []}, {"error": None, "message": None}]
+)
+def test_a_message_that_is_none_is_no_error(value: Any) -> None:
+    assert read([event(value), token("a", 1)]).error is None
 
 
 @pytest.mark.parametrize(

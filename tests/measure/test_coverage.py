@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from benchmarks.coverage import CAP_S, Scenario, Windows, at_looks, each_second_of_any_batch, judge, simulate
 
-from breakeven.load.closed import FIRST_LOOK_S
+from breakeven.levels import DEFAULT_MAX_SECONDS
+from breakeven.load.window import FIRST_LOOK_S
 from breakeven.measure.arrivals import ArrivalTable
 from breakeven.measure.throughput import batch_rates
-from breakeven.sweep import DEFAULT_MAX_SECONDS
 
 WINDOWS = 480
 S = 1_000_000_000

@@ -8,14 +8,15 @@ POST of `{}`, which every engine refuses as incomplete before it touches the mod
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from breakeven.engines.http import Client, Response, checked_url, shown
 from breakeven.errors import TargetError
 
-__all__ = ["Api", "Engine", "Identity", "choose_model", "identify"]
+__all__ = ["Api", "Engine", "Identity", "choose_model", "identify", "is_alive"]
 
 Engine = Literal["vllm", "sglang", "llama.cpp", "tgi", "other"]
 Api = Literal["chat", "completions", "sglang"]
@@ -124,6 +125,22 @@ def choose_model(identity: Identity, wanted: str | None) -> str:
     if not named and identity.engine not in ("llama.cpp", "sglang", "tgi"):
         raise TargetError(f"{identity.base_url} doesn't list its models: name one with --model")
     return named[0] if named else "default"
+
+
+def is_alive(base_url: str, headers: Mapping[str, str], patience_s: Sequence[float] = (0.0, 2.0, 6.0)) -> bool:
+    """Whether a server that was identified before still answers; asked once after each of the pauses (seconds).
+
+    A server that is down, or that a proxy says is down, is asked again: it may be on its way back.
+    """
+    with Client(base_url, headers, 5.0) as client:
+        for pause_s in patience_s:
+            time.sleep(pause_s)
+            try:
+                if client.get("/v1/models").status not in (502, 503, 504):
+                    return True
+            except TargetError:
+                continue
+    return False
 
 
 def _root(server_url: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -30,7 +31,8 @@ class Client:
     """Sends requests to one target, over as many keep-alive connections as there are requests in flight.
 
     Use as an async context manager. `on_record` gets each request's record soon after its response ended; times in
-    records are relative to `origin_ns`.
+    records are relative to `origin_ns`. A request that is refused for now (429 or 5xx) is sent again up to `retries`
+    times, within the time that it has as a whole.
     """
 
     def __init__(
@@ -45,20 +47,24 @@ class Client:
         timeout_s: float,
         stall_timeout_s: float,
         keep_text: bool = False,
+        origin_ns: int | None = None,
+        first_id: int = 0,
+        retries: int = 0,
     ) -> None:
         self._target, self._dialect, self._model, self._on_record = target, dialect, model, on_record
         self._sampling, self._extra = sampling, (dialect.counting, extra_body)
         self._timeout_ns, self._stall_ns = int(timeout_s * 1e9), int(stall_timeout_s * 1e9)
-        self._keep_text = keep_text
+        self._keep_text, self._retries = keep_text, retries
         self._flights: set[Flight] = set()
         self._idle: list[Connection] = []
         self._is_closed = False
-        self._sent = 0
+        self._sent = first_id
+        self._heard_ns = 0
         self._finished_tokens = 0
         self._finished_characters = 0
         self.clock = MonotonicClock()
         self.kernel_clock = KernelClock()
-        self.origin_ns = self.clock.now_ns()
+        self.origin_ns = self.clock.now_ns() if origin_ns is None else origin_ns
         self.chunks = 0
 
     async def __aenter__(self) -> Self:
@@ -83,16 +89,17 @@ class Client:
         for start in range(0, missing, 64):  # a listen queue is often 128 long
             await asyncio.gather(*(self._open_idle() for _ in range(min(64, missing - start))))
 
-    async def send(self, planned: PlannedRequest) -> bool:
-        """Sends one request; returns when its response has ended, with whether all of it came.
+    async def send(self, planned: PlannedRequest, due_ns: int | None = None) -> bool:
+        """Sends one request; returns when its response has ended, with whether it was a whole answer.
 
-        Cancelling abandons the request: its record says `cancelled`.
+        `due_ns` is when the plan wanted it sent; None for now. Cancelling abandons the request: its record says
+        `cancelled`.
         """
-        flight = Flight(self._sent, planned, self._dialect, due_ns=self.clock.now_ns())
+        flight = Flight(self._sent, planned, self._dialect, due_ns=self.clock.now_ns() if due_ns is None else due_ns)
         self._sent += 1
         self._flights.add(flight)
         try:
-            await self._fly(flight, self._encode(planned))
+            await self._fly(flight, self.encode(planned))
         except asyncio.CancelledError:
             flight.fail("cancelled", "the level ended before the response did")
             raise
@@ -101,8 +108,18 @@ class Client:
         finally:
             self._flights.discard(flight)
             flight.end(self.clock.now_ns())
+            self._heard_ns = max(self._heard_ns, flight.heard_ns)
             self._later.add(lambda until_ns: self._finish(flight, until_ns))
         return flight.came_through
+
+    def encode(self, planned: PlannedRequest) -> bytes:
+        """The bytes of a request as `send` writes them."""
+        body = self._dialect.body(planned.prompt, self._model, planned.max_tokens, self._sampling)
+        for extra in self._extra:
+            for name, value in extra.items():
+                ours = body.get(name)
+                body[name] = {**ours, **value} if isinstance(ours, dict) and isinstance(value, dict) else value
+        return self._target.post(self._dialect.path, msgspec.json.encode(body))
 
     async def settled(self) -> None:
         """Returns when every response that has ended so far has become a record."""
@@ -118,6 +135,11 @@ class Client:
     def in_flight(self) -> int:
         """Requests sent whose responses have not ended."""
         return len(self._flights)
+
+    @property
+    def heard_ns(self) -> int:
+        """When bytes of any answer last came from the server (`perf_counter_ns`); 0 if none ever did."""
+        return max(self._heard_ns, max((flight.heard_ns for flight in self._flights), default=0))
 
     def partial(self, level: int) -> list[tuple[int, list[tuple[int, int]]]]:
         """The running requests of a level as far as they are parsed: `(sent_ns, arrivals)`, like a record's."""
@@ -136,14 +158,6 @@ class Client:
     def _tokens_per_character(self) -> float:
         return self._finished_tokens / self._finished_characters if self._finished_characters else 0.25
 
-    def _encode(self, planned: PlannedRequest) -> bytes:
-        body = self._dialect.body(planned.prompt, self._model, planned.max_tokens, self._sampling)
-        for extra in self._extra:
-            for name, value in extra.items():
-                ours = body.get(name)
-                body[name] = {**ours, **value} if isinstance(ours, dict) and isinstance(value, dict) else value
-        return self._target.post(self._dialect.path, msgspec.json.encode(body))
-
     async def _open(self) -> Connection:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             connection = await Connection.open(self._endpoint, self.kernel_clock, self._later)
@@ -156,6 +170,17 @@ class Client:
             self._idle.append(await self._open())
 
     async def _fly(self, flight: Flight, request: bytes) -> None:
+        await self._try(flight, request)
+        while flight.retries < self._retries and flight.may_be_retried:
+            left_ns = flight.exchange.sent_ns + self._timeout_ns - self.clock.now_ns()
+            pause_ns = flight.pause_ns(time.time_ns())
+            await asyncio.sleep(min(pause_ns, left_ns) / 1e9)
+            if pause_ns >= left_ns:
+                return  # it would have no time left
+            flight.begin_again()
+            await self._try(flight, request)
+
+    async def _try(self, flight: Flight, request: bytes) -> None:
         while self._idle and not self._idle[-1].usable:
             self._idle.pop()
         connection = self._idle.pop() if self._idle else await self._open()

@@ -7,7 +7,7 @@ that give token counts per chunk ride on them: `stream_options.continuous_usage_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -29,8 +29,9 @@ class Meaning(Struct, frozen=True, gc=False):
     """What one event says. Counts are cumulative over the response; None where the event has none.
 
     `text` is the output that this event adds (reasoning and tool calls included), empty if it adds none; with
-    `is_whole` it may instead be all output so far. With several choices (`n` > 1) `output_tokens` counts those of
-    `choice` alone, unless it `is_total`. `is_rare` says that another field than `text` and `output_tokens` is set.
+    `is_whole` it may instead be all output of `choice` so far. With several choices (`n` > 1) `output_tokens` counts
+    those of `choice` alone, unless it `is_total`, and `finish_reason` is that of `choice`. `is_rare` says that another
+    field than `text` and `output_tokens` is set.
     """
 
     text: str = ""
@@ -107,6 +108,7 @@ class _OpenAiEvent(Struct):
     usage: _Usage | None = None
     timings: _Timings | None = None
     error: Raw = _NO_ERROR
+    message: Raw = _NO_ERROR  # vLLM's older shape of an error: {"object": "error", "message": …}
 
 
 class _MetaInfo(Struct):
@@ -117,6 +119,7 @@ class _MetaInfo(Struct):
 
 
 class _SglangEvent(Struct):
+    index: int = 0
     text: str | None = None
     meta_info: _MetaInfo | None = None
     error: Raw = _NO_ERROR
@@ -131,21 +134,36 @@ def _openai_meanings(events: bytes) -> list[Meaning]:
 
 
 def _openai_meaning(event: _OpenAiEvent) -> Meaning:
-    if event.error is not _NO_ERROR and (error := bytes(event.error)) != b"null":
-        return Meaning(error=error_text(error), is_rare=True)
-    text, finish, index = "", None, 0
-    for choice in event.choices or ():
-        text += _choice_text(choice)
-        finish, index = choice.finish_reason or finish, choice.index
+    choices = event.choices or ()
+    if (not choices or event.error is not _NO_ERROR) and (error := _error_in(event)):
+        return Meaning(error=error, is_rare=True)
+    if len(choices) == 1:
+        choice = choices[0]
+        text, finish, index = _choice_text(choice), choice.finish_reason or None, choice.index
+    else:
+        text, finish, index = _joint(choices)
     usage, timings = event.usage, event.timings
     if usage is not None:
-        details, is_total = usage.prompt_tokens_details, not event.choices
+        details, is_total = usage.prompt_tokens_details, len(choices) != 1
         cached = details.cached_tokens if details else None
         count = usage.completion_tokens
         is_rare = is_total or index > 0 or cached is not None or finish is not None
         return Meaning(text, count, index, is_total, False, is_rare, usage.prompt_tokens, cached, finish)
     count = timings.predicted_n if timings is not None else None
     return Meaning(text, count, index, False, False, index > 0 or finish is not None, None, None, finish)
+
+
+def _error_in(event: _OpenAiEvent) -> str | None:
+    for value in (event.error, event.message if event.choices is None else _NO_ERROR):
+        if value is not _NO_ERROR and (body := bytes(value)) != b"null":
+            return error_text(body)
+    return None
+
+
+def _joint(choices: Sequence[_Choice]) -> tuple[str, str | None, int]:
+    """Several choices in one event, taken as one: a usage beside them can only count them all."""
+    reasons = [choice.finish_reason for choice in choices]
+    return "".join(map(_choice_text, choices)), (reasons[0] or None) if all(reasons) and reasons else None, 0
 
 
 def _choice_text(choice: _Choice) -> str:
@@ -167,10 +185,15 @@ def _sglang_meaning(event: _SglangEvent) -> Meaning:
     if event.error is not _NO_ERROR and (error := bytes(event.error)) != b"null":
         return Meaning(error=error_text(error), is_rare=True)
     meta = event.meta_info or _MetaInfo()
-    finish = meta.finish_reason
-    reason = str(finish.get("type")) if isinstance(finish, dict) else finish
-    count, cached = meta.completion_tokens, meta.cached_tokens
-    return Meaning(event.text or "", count, 0, False, True, True, meta.prompt_tokens, cached, reason)
+    finish, count, cached = meta.finish_reason, meta.completion_tokens, meta.cached_tokens
+    why = None
+    if isinstance(finish, dict):
+        reason: str | None = str(finish.get("type"))
+        if reason == "abort" and finish.get("message"):
+            why = str(finish["message"])
+    else:
+        reason = finish
+    return Meaning(event.text or "", count, event.index, False, True, True, meta.prompt_tokens, cached, reason, why)
 
 
 def error_text(body: bytes) -> str:

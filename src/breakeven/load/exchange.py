@@ -49,6 +49,17 @@ class Exchange:
         return b"chunked" in self.headers.get(b"transfer-encoding", b"").lower()
 
     @property
+    def media_type(self) -> bytes:
+        """The body's type without its parameters, in lower case; empty where the server named none."""
+        return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+    @property
+    def encoding(self) -> str:
+        """How the body is compressed; empty where it is not."""
+        encoding = self.headers.get(b"content-encoding", b"").strip().lower()
+        return "" if encoding == b"identity" else encoding.decode("latin-1")
+
+    @property
     def last_read_ns(self) -> int:
         """When bytes last came, 0 if none did."""
         return self.reads[-1][0] if self.reads else self._stamp_ns
@@ -66,6 +77,7 @@ class Exchange:
                 self._stamp_ns = latest_ns = stamp_ns
             try:
                 if plain := decrypt(data) if decrypt else data:
+                    self.begun = True
                     feed(plain)
             except httptools.HttpParserError as error:
                 self._break(f"no HTTP: {error}")
@@ -99,7 +111,6 @@ class Exchange:
     def on_message_begin(self) -> None:
         if self.complete:
             raise httptools.HttpParserError("an answer that nobody asked for")
-        self.begun = True
         self.headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:

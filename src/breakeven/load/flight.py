@@ -8,6 +8,7 @@ from breakeven.load.connection import Connection
 from breakeven.load.dialect import Dialect, error_text
 from breakeven.load.exchange import Exchange
 from breakeven.load.plan import PlannedRequest
+from breakeven.load.retry import wait_ns
 from breakeven.load.transcript import Transcript, repetition
 from breakeven.records import Outcome, RequestRecord
 
@@ -15,8 +16,10 @@ __all__ = ["Flight"]
 
 #: From this silence on a connection is looked at unasked, see `Connection.check`.
 _QUIET_NS = 250_000_000
-#: What a record keeps of a server's words, in characters.
-_ERROR_LIMIT = 300
+#: A whole answer with at most so many pieces unread is read at once, to know whether it was one: some 50 us.
+_SHORT = 16
+#: What a record keeps of a server's words, in characters; and what is read of a refusal for them, in bytes.
+_ERROR_LIMIT, _BODY_LIMIT = 300, 1 << 16
 
 
 class Flight:
@@ -29,18 +32,56 @@ class Flight:
         self.transcript = Transcript(dialect)
         self.connection: Connection | None = None
         self.reconnects = 0
+        self.retries = 0
         self._failure: tuple[Outcome, str] | None = None
+        self._heard_ns = 0
 
     @property
     def came_through(self) -> bool:
-        """Whether a whole 2xx response came; what its events say is not known yet."""
-        return self.exchange.complete and self._is_stream and self._failure is None
+        """Whether a whole answer came, told when it has ended.
+
+        The end of a long one is not read for that: whatever it says, the server had work to do first.
+        """
+        exchange = self.exchange
+        if not self._is_stream or self._failure is not None:
+            return False
+        if len(exchange.pieces) > _SHORT:
+            return exchange.complete or any(b"[DONE]" in data for _, data in exchange.pieces[-_SHORT:])
+        while not self.parse(0):
+            pass
+        self._close_transcript()
+        return self._outcome()[0] == "ok"
+
+    @property
+    def heard_ns(self) -> int:
+        """When bytes of an answer last came, of refused tries too; 0 if none did."""
+        return max(self._heard_ns, self.exchange.last_read_ns)
 
     @property
     def may_be_resent(self) -> bool:
         """Whether the connection went away before a single byte of an answer: the server has not seen the request."""
         lost = self.connection is not None and self.connection.failure is not None
         return lost and not self.exchange.begun and self._failure is None
+
+    @property
+    def may_be_retried(self) -> bool:
+        """Whether the server refused the request for now: 429 or 5xx."""
+        status = self.exchange.status
+        is_refusal = status is not None and (status == 429 or 500 <= status < 600)
+        return is_refusal and not self.exchange.broken and self._failure is None
+
+    def pause_ns(self, wall_ns: int) -> int:
+        """How long to wait before the next try; begins the wait, in which no connection is ours."""
+        self.connection, self.exchange.end_ns = None, None
+        return wait_ns(self.exchange.headers.get(b"retry-after"), self.retries, self._number, wall_ns)
+
+    def begin_again(self) -> None:
+        """The wait is over: the next try, timed from when the first one was sent."""
+        refused, self.exchange = self.exchange, Exchange()
+        self.exchange.sent_ns = refused.sent_ns
+        self._heard_ns = max(self._heard_ns, refused.last_read_ns)
+        refused.release()
+        self.retries += 1
 
     def fail(self, outcome: Outcome, why: str) -> None:
         """Notes what the client itself knows of the end; the first reason stands."""
@@ -87,7 +128,7 @@ class Flight:
         """The record of this request, once all is parsed; times relative to `origin_ns`, errors scrubbed of secrets."""
         exchange, transcript, planned = self.exchange, self.transcript, self.planned
         if self._is_stream:
-            transcript.close(exchange.last_read_ns)
+            self._close_transcript()
         outcome, error = self._outcome()
         counted = transcript.counted()
         arrivals = [(stamp_ns - exchange.sent_ns, tokens) for stamp_ns, tokens in counted.arrivals]
@@ -120,18 +161,23 @@ class Flight:
             error=scrub(error)[:_ERROR_LIMIT] if error else None,
             finish_reason=transcript.finish_reason,
             reconnects=self.reconnects,
+            retries=self.retries,
             repetition=round(repetition(transcript.text), 4),
             text=transcript.text if keep_text else None,
         )
+
+    def _close_transcript(self) -> None:
+        exchange = self.exchange  # bytes may have come behind the response's end
+        self.transcript.close((exchange.complete and exchange.end_ns) or exchange.last_read_ns)
 
     @property
     def _is_stream(self) -> bool:
         exchange = self.exchange
         is_ok = exchange.headers_ns is not None and exchange.status is not None and 200 <= exchange.status < 300
-        return is_ok and b"text/event-stream" in exchange.headers.get(b"content-type", b"").lower()
+        return is_ok and exchange.media_type == b"text/event-stream" and not exchange.encoding
 
     def _outcome(self) -> tuple[Outcome, str | None]:
-        exchange, transcript = self.exchange, self.transcript
+        exchange = self.exchange
         lost = self.connection.failure if self.connection else None
         if self._failure:
             return self._failure
@@ -140,29 +186,33 @@ class Flight:
         if exchange.headers_ns is None or exchange.status is None:
             return "connection", lost or "no answer"
         if not 200 <= exchange.status < 300:
-            return "http_error", f"HTTP {exchange.status}: {error_text(self._body())}"
+            return "http_error", f"HTTP {exchange.status}: {self._refusal()}"
+        if exchange.encoding:
+            return "protocol", f"answered in Content-Encoding: {exchange.encoding}, though asked for identity"
         if not self._is_stream:
             kind = exchange.headers.get(b"content-type", b"nothing").decode("latin-1")
             return "protocol", f"answered with {kind}, not with text/event-stream"
-        if transcript.error:
-            return "stream_error", transcript.error
         return self._stream_outcome(lost)
 
     def _stream_outcome(self, lost: str | None) -> tuple[Outcome, str | None]:
-        transcript, finished = (
-            self.transcript,
-            self.transcript.done or self.transcript.finish_reason is not None,
-        )
-        if not self.exchange.complete and not finished:
+        transcript = self.transcript
+        if transcript.error:
+            return "stream_error", transcript.error
+        if not self.exchange.complete and not transcript.finished:
             was_reset = self.connection is not None and self.connection.was_reset
             return "connection" if was_reset else "truncated", lost
         if transcript.garbage:
             return "protocol", transcript.garbage
-        if not finished:
+        if not transcript.finished:
             return "truncated", "the stream ended without a finish reason or [DONE]"
         if not transcript.chunks:
             return "empty", "no chunk carried output"
         return "ok", None
 
-    def _body(self) -> bytes:
-        return b"".join(data for _, data in self.exchange.pieces)
+    def _refusal(self) -> str:
+        exchange = self.exchange
+        if location := exchange.headers.get(b"location"):
+            return f"redirected to {location.decode('latin-1')}"
+        if exchange.encoding:
+            return f"a text in {exchange.encoding}"
+        return error_text(b"".join(data for _, data in exchange.pieces)[:_BODY_LIMIT])

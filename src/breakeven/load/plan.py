@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
+import struct
 from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from breakeven.load.prompts import Prompt, PromptSet
+from breakeven.load.prompts import Prompt, PromptSet, random_words
+from breakeven.load.trace import TraceRequest
 from breakeven.records import LevelPlan, Phase
 
-__all__ = ["LevelRequests", "PlannedRequest"]
+__all__ = ["LevelRequests", "PlannedRequest", "TraceRequests"]
+
+#: Tokens of a block of a trace's prompts (Mooncake's hash_ids).
+_BLOCK = 512
+#: Words from which a trace's prompts are cut: as many as 16 bits of a digest can name.
+_POOL = 1 << 16
+#: Each cut begins with so many words of its own, since of a million prompts many are cut from the same place: with 8 of
+#: about 100 words the odds against any two of a million beginning alike are 10,000 to 1.
+_HEAD = 8
 
 
 class PlannedRequest(NamedTuple):
@@ -58,3 +71,64 @@ class LevelRequests:
             "warmup": -8,
             "drain": len(self._prompts) // 4,
         }[phase]
+
+
+class TraceRequests:
+    """The requests of a trace, in its order, each with its number of tokens in and out.
+
+    Prompts are random words, about one token each; blocks that a trace names are the same words wherever they stand, so
+    that a prefix cache finds what it found then. With `prompts` those are sent in turn instead, and only the answers'
+    lengths are the trace's. With `tag` no prompt of another run or level is repeated.
+    """
+
+    def __init__(
+        self,
+        level: LevelPlan,
+        trace: Sequence[TraceRequest],
+        prompts: PromptSet | None,
+        *,
+        seed: int,
+        tag: str | None,
+    ) -> None:
+        self._level, self._trace, self._prompts = level, trace, prompts
+        self._tag = f"{tag}-{level.index}" if tag else ""
+        self._sent = 0
+        if prompts is None:
+            self._words = random_words(_POOL, seed)
+            self._pool = " ".join(self._words)
+            self._starts = [0, *accumulate(len(word) + 1 for word in self._words)]
+
+    def next(self, phase: Phase) -> PlannedRequest:
+        """The next request, in whatever phase."""
+        number = self._sent
+        self._sent += 1
+        request = self._trace[number]
+        if self._prompts is None:
+            prompt = Prompt(id=f"trace-{number}", kind="trace", text=self._text(number, request))
+        else:
+            prompt = self._prompts.prompts[number % len(self._prompts.prompts)]
+            if self._tag:
+                prompt = prompt.tagged(f"{self._tag}-{number}")
+        return PlannedRequest(self._level, phase, prompt, request.output_tokens)
+
+    def _text(self, number: int, request: TraceRequest) -> str:
+        parts, left = [], request.input_tokens
+        for block in request.blocks[: -(-left // _BLOCK)]:
+            parts.append(self._cut(f"block {block}", min(_BLOCK, left)))  # a trace names the last one too, if shorter
+            left -= _BLOCK
+        if left > 0:
+            parts.append(self._cut(f"request {number}", left))
+        return " ".join(parts)
+
+    def _cut(self, name: str, count: int) -> str:
+        """So many words: the same for the same name, from a place in the pool that the name gives."""
+        digest = hashlib.blake2b(f"{self._tag} {name}".encode(), digest_size=2 * (_HEAD + 1)).digest()
+        start, *head = struct.unpack(f"<{_HEAD + 1}H", digest)
+        text = " ".join([self._words[number] for number in head[:count]])
+        count -= _HEAD
+        while count > 0:
+            stop = min(start + count, _POOL)
+            text += " " + self._pool[self._starts[start] : self._starts[stop] - 1]
+            count -= stop - start
+            start = 0
+        return text

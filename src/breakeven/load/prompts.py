@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from breakeven.errors import PromptsError
 
-__all__ = ["Prompt", "PromptSet", "load_prompts"]
+__all__ = ["Prompt", "PromptSet", "load_prompts", "random_words"]
 
 #: Short common words, nearly all one token in the vocabularies of today's models.
 _WORDS = (
@@ -94,6 +94,11 @@ def load_prompts(source: str | None, kinds: Sequence[str] = (), *, seed: int = 0
     if not prompts:
         raise PromptsError(f"--prompts {source}: no prompt in it; it needs one JSON object a line")
     return PromptSet(source=source or "built-in", prompts=tuple(_balance(_pick(prompts, kinds), seed)))
+
+
+def random_words(count: int, seed: int) -> list[str]:
+    """So many random words, each about a token."""
+    return random.Random(f"random words {seed}").choices(_WORDS, k=count)
 
 
 def _read_lines(source: str) -> list[str]:

@@ -98,4 +98,6 @@ def _event(block: bytes) -> Event | None:
             data.append(value)
         elif name == b"event":
             kind = value or b"message"
+        elif name == b"error":  # no field of the standard's: how llama.cpp put its errors until 2025
+            kind, data = b"error", [value]
     return (kind, b"\n".join(data)) if data else None

@@ -23,6 +23,8 @@ __all__ = ["Counted", "Transcript", "repetition"]
 
 #: Where a server gives no count at all: about four characters a token in English, the rule of thumb of OpenAI's docs.
 CHARACTERS_PER_TOKEN = 4
+#: Reasons to finish that are faults: vLLM and SGLang say `abort` where they drop a request, routers say `error`.
+_GIVEN_UP = ("abort", "error")
 #: Pieces parsed between two looks at the clock, some 0.2 ms; their JSON is decoded in one call.
 _BATCH = 64
 
@@ -50,8 +52,9 @@ class Transcript:
         self._characters: list[int] = []
         self._counts: list[int | None] = []
         self._texts: list[str] = []
-        self._so_far: str | None = ""
+        self._so_far: dict[int, str | None] = {}
         self._choices: dict[int, int] = {}
+        self._seen, self._ended = {0}, set[int]()
         self._total: int | None = None
         self.input_tokens: int | None = None
         self.cached_tokens: int | None = None
@@ -110,6 +113,11 @@ class Transcript:
         tokens, origin = _spread(guess if total is None else total, self._chunks, self._characters)
         arrivals = list(zip(self._stamps, tokens, strict=True))
         return Counted(arrivals, guess if total is None else total, "estimated" if total is None else origin)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer said that it was over: [DONE], or a reason to finish for each of its choices."""
+        return self.done or self._seen <= self._ended
 
     @property
     def total_known(self) -> bool:
@@ -200,8 +208,13 @@ class Transcript:
         elif count is not None:
             self._choices[meaning.choice] = count
             count = sum(self._choices.values())
+        self._seen.add(meaning.choice)
         self.error = self.error or meaning.error
-        self.finish_reason = meaning.finish_reason or self.finish_reason
+        if reason := meaning.finish_reason:
+            self._ended.add(meaning.choice)
+            self.finish_reason = reason
+            if reason in _GIVEN_UP:
+                self.error = self.error or f"the engine gave the answer up ({reason})"
         if meaning.input_tokens is not None:
             self.input_tokens = meaning.input_tokens
         if meaning.cached_tokens is not None:
@@ -210,15 +223,15 @@ class Transcript:
 
     def _new_in(self, meaning: Meaning) -> str:
         """What an event adds that may hold all text so far (SGLang), or only what is new (SGLang, incremental)."""
-        text, so_far = meaning.text, self._so_far
+        text, so_far = meaning.text, self._so_far.get(meaning.choice, "")
         if so_far is None:
             return text
         if text.startswith(so_far):
-            self._so_far = text
+            self._so_far[meaning.choice] = text
             return text[len(so_far) :]
         if meaning.finish_reason and so_far.startswith(text):  # cut back to where a stop string begins
             return ""
-        self._so_far = None  # not all of it: so it is, and was, only what is new
+        self._so_far[meaning.choice] = None  # not all of it: so it is, and was, only what is new
         return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from breakeven.measure.arrivals import ArrivalTable
+from breakeven.measure.open_loop import backlog, open_numbers
 from breakeven.measure.throughput import batch_rates, window_of
 from breakeven.records import LevelRecord, RequestRecord
 
@@ -19,6 +21,9 @@ __all__ = ["Check", "run_checks"]
 BUSY_CORE = 0.8
 #: A loop this late at its 99th percentile no longer reads chunks one by one.
 LATE_MS = 10.0
+#: The share of the client's ceiling above which a level is marked: the ceiling was found in a moment, with one prompt
+#: and no bursts, so half of it is kept in hand.
+NEAR_CEILING = 0.5
 #: On a machine shared with the server, the share of all cores that the client may take before it shows.
 SHARED_CPU = 0.05
 
@@ -55,9 +60,9 @@ def run_checks(
     return [
         _cut_short(level),
         _failures(records),
-        _in_flight(in_flight, level.plan.concurrency),
+        *_load(level, records, in_flight),
         *(_engine_in_flight(in_flight, engine) if window_of(level) else ()),
-        _steady(level, any_measured=bool(measured)),
+        *_steady(level, any_measured=bool(measured)),
         *_drift(level, table),
         _client(level),
         *_shared_cpu(level, shared_cores),
@@ -71,7 +76,7 @@ def run_checks(
 
 
 def _cut_short(level: LevelRecord) -> Check:
-    ok = level.ended_by not in ("interrupted", "killed", "failures")
+    ok = level.ended_by not in ("interrupted", "killed", "failures", "watchdog", "lost")
     return Check("cut_short", ok, f"measuring was ended by {level.ended_by}")
 
 
@@ -83,8 +88,25 @@ def _failures(records: Sequence[RequestRecord]) -> Check:
     return Check("failures", False, f"{_counted(failed)} of {len(records)} requests after warm-up; e.g. {error}")
 
 
-def _in_flight(mean: float, wanted: int) -> Check:
-    return Check("in_flight", mean >= 0.98 * wanted, f"{mean:.1f} of {wanted} on average")
+def _load(level: LevelRecord, records: Sequence[RequestRecord], in_flight: float) -> Iterator[Check]:
+    """Whether the load was what the level says."""
+    plan, window = level.plan, window_of(level)
+    if plan.mode == "closed":
+        ok = in_flight >= 0.98 * plan.concurrency
+        yield Check("in_flight", ok, f"{in_flight:.1f} of {plan.concurrency} on average")
+        return
+    late = [(r.sent_ns - r.due_ns) / 1e6 for r in records if r.sent_ns is not None and r.phase == "measured"]
+    if late:
+        p99 = float(np.percentile(late, 99))
+        yield Check("late", p99 <= LATE_MS, f"requests were sent {p99:.1f} ms after they were due, at p99")
+    if window and plan.mode == "open":
+        found, numbers = backlog(records, window, plan.rate), open_numbers(records, window, plan.rate)
+        yield Check(
+            "backlog",
+            not found.grows,
+            f"from {found.first:.0f} to {found.last:.0f} requests due and not ended; {numbers.offered_rate:.3g} came "
+            f"and {numbers.ended_rate:.3g} ended a second",
+        )
 
 
 def _engine_in_flight(ours: float, engine: Mapping[str, float | None]) -> Iterator[Check]:
@@ -97,20 +119,26 @@ def _engine_in_flight(ours: float, engine: Mapping[str, float | None]) -> Iterat
     yield Check("engine_in_flight", ok, f"the engine counts {seen:.1f} running and waiting, the client {ours:.1f}")
 
 
-def _steady(level: LevelRecord, *, any_measured: bool) -> Check:
+def _steady(level: LevelRecord, *, any_measured: bool) -> Iterator[Check]:
+    if level.plan.mode == "trace":
+        return
+    is_open = level.plan.mode == "open"
+    filled = "the requests of the start had ended" if is_open else "every slot had ended its ramp request"
     if level.opened_ns is None and any_measured:
-        return Check("steady", False, "no window: all requests started at once and ended when they did")
-    if level.opened_ns is None:
-        return Check("steady", False, "no window: measuring ended before every slot had ended its ramp request")
-    if window_of(level) is None:
-        return Check("steady", False, "no window: it closed as soon as it had opened")
-    if level.ramp_limited:
-        return Check("steady", False, "the window opened before every slot had ended its ramp request")
-    return Check("steady", True, "every slot had ended its ramp request when the window opened")
+        yield Check("steady", False, "no window: every request counts, those of the start and of the end too")
+    elif level.opened_ns is None:
+        yield Check("steady", False, f"no window: measuring ended before {filled}")
+    elif window_of(level) is None:
+        yield Check("steady", False, "no window: it closed as soon as it had opened")
+    elif level.ramp_limited:
+        yield Check("steady", False, f"the window opened before {filled}")
+    else:
+        yield Check("steady", True, f"{filled} when the window opened")
 
 
 def _drift(level: LevelRecord, table: ArrivalTable) -> Iterator[Check]:
-    window = window_of(level)
+    # An open loop's tokens come as its requests do: by chance more in one half than in the other.
+    window = window_of(level) if level.plan.mode == "closed" else None
     rates = batch_rates(table, *window) if window else np.zeros(2)
     first, second = np.split(rates, 2)
     if not rates.any():
@@ -130,8 +158,12 @@ def _client(level: LevelRecord) -> Check:
     if not cost.wall_s:
         return Check("client", True, "not known: the level's record is missing")
     busy, lag = cost.cpu_s / cost.wall_s, cost.lag_ms.get("p99", 0.0)
-    ok = busy <= BUSY_CORE and lag <= LATE_MS
-    return Check("client", ok, f"the client took {busy:.0%} of a core, its loop was {lag:.1f} ms late at p99")
+    rate, ceiling = cost.chunks / cost.wall_s, cost.ceiling_chunks_per_s or math.inf
+    ok = busy <= BUSY_CORE and lag <= LATE_MS and rate <= NEAR_CEILING * ceiling
+    found = f"the client took {busy:.0%} of a core, its loop was {lag:.1f} ms late at p99"
+    if ceiling < math.inf:
+        found += f"; {rate:,.0f} chunks/s came, of {ceiling:,.0f} that it takes on this machine"
+    return Check("client", ok, found)
 
 
 def _shared_cpu(level: LevelRecord, cores: int | None) -> Iterator[Check]:
@@ -154,8 +186,12 @@ def _counts(well: Sequence[RequestRecord]) -> Iterator[Check]:
         f"{guessed} of {len(well)} answers without counts per chunk: spread by length of text",
     )
     # One token may have a count and no chunk: the end of sequence.
-    off = sum(abs(sum(tokens for _, tokens in r.arrivals) - r.output_tokens) > 1 for r in well)
-    yield Check("token_counts", not off, f"{off} of {len(well)} answers where usage contradicts the chunks' counts")
+    off = sum(
+        abs(sum(tokens for _, tokens in r.arrivals) - r.output_tokens) > 1
+        or (r.total_known and r.chunks > r.output_tokens)  # a chunk of output is a token at least
+        for r in well
+    )
+    yield Check("token_counts", not off, f"{off} of {len(well)} answers where usage contradicts the chunks")
 
 
 def _degenerate(well: Sequence[RequestRecord]) -> Iterator[Check]:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from breakeven.measure.arrivals import ArrivalTable
 from breakeven.measure.checks import Check, run_checks
 from breakeven.measure.latency import latencies
+from breakeven.measure.open_loop import OpenNumbers, open_numbers
 from breakeven.measure.stats import Distribution
 from breakeven.measure.throughput import mean_latency_ns, window_of, window_throughput
 from breakeven.records import LevelRecord, RequestRecord
@@ -31,10 +32,12 @@ class Throughput(Struct, frozen=True, kw_only=True):
 class LevelSummary(Struct, frozen=True, kw_only=True):
     """One level in numbers. Latencies are of requests sent inside the window; `requests` counts those.
 
-    `output_tokens` counts all requests after warm-up. `engine` and `spec` are None where the engine tells nothing.
+    `output_tokens` counts all requests after warm-up. `engine` and `spec` are None where the engine tells nothing,
+    `open_loop` in a closed loop.
     """
 
     load: dict[str, Any]
+    name: str
     run: int
     requests: dict[str, Any]
     output_tokens: int
@@ -47,6 +50,7 @@ class LevelSummary(Struct, frozen=True, kw_only=True):
     icl_ms: Distribution
     e2e_ms: Distribution
     in_flight: dict[str, float]
+    open_loop: OpenNumbers | None
     engine: dict[str, float | None] | None
     spec: dict[str, Any] | None
     client: dict[str, Any]
@@ -70,21 +74,22 @@ def summarize_level(level: LevelRecord, records: Iterable[RequestRecord], *, sha
     numbers = latencies(well)
     table = ArrivalTable.of(after_warmup)
     outcomes = Counter(record.outcome for record in measured)
-    in_flight, engine = _in_flight(after_warmup, *_span(level, after_warmup)), _engine(level)
+    span = _span(level, after_warmup)
+    in_flight, engine = _in_flight(after_warmup, *span), _engine(level)
+    is_open = level.plan.mode != "closed"
     checks = run_checks(
         level, after_warmup, table, in_flight=in_flight["mean"], engine=engine, shared_cores=shared_cores
     )
     return LevelSummary(
-        load={
-            "mode": level.plan.mode,
-            "concurrency": level.plan.concurrency,
-            "max_tokens": level.plan.max_tokens,
-        },
+        load=level.plan.load,
+        name=level.plan.name,
         run=level.plan.run,
         requests={
             "ok": outcomes["ok"],
             "failed": sum(outcomes.values()) - outcomes["ok"] - outcomes["cancelled"],
             "by_outcome": dict(sorted(outcomes.items())),
+            "reconnects": sum(record.reconnects for record in measured),
+            "retries": sum(record.retries for record in measured),
         },
         output_tokens=sum(record.output_tokens for record in after_warmup),
         output_throughput=_throughput(level, after_warmup, table),
@@ -96,6 +101,7 @@ def summarize_level(level: LevelRecord, records: Iterable[RequestRecord], *, sha
         icl_ms=numbers.icl_ms,
         e2e_ms=numbers.e2e_ms,
         in_flight=in_flight,
+        open_loop=open_numbers(after_warmup, window_of(level), level.plan.rate) if is_open else None,
         engine=engine,
         spec=_spec(level),
         client={

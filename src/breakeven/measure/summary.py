@@ -23,6 +23,7 @@ class RunSpread(Struct, frozen=True, kw_only=True):
     """One load over repeated sweeps: the distribution of its throughputs, in tokens a second."""
 
     load: dict[str, Any]
+    name: str
     output_throughput: Distribution
 
 
@@ -68,6 +69,7 @@ def _spread(levels: list[LevelSummary]) -> list[RunSpread]:
     return [
         RunSpread(
             load=repeats[0].load,
+            name=repeats[0].name,
             output_throughput=distribution(np.array([level.output_throughput.value for level in repeats])),
         )
         for repeats in by_load.values()

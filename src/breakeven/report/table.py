@@ -29,6 +29,8 @@ _MEANING = {
     "cut_short": "requests that were still running are not in the latencies: those lean to short answers",
     "failures": "they are in no latency, and what is refused at once lightens the load of the rest",
     "in_flight": "tok/s is that of a lower load",
+    "late": "the load was not what it says: the client was behind, or --max-in-flight held requests back",
+    "backlog": "the server can't hold this rate: waiting grows without end, and so do latencies",
     "engine_in_flight": "somebody else uses the server, or a proxy before it queues",
     "steady": "tok/s holds the start and the end, where the server is not full: too low",
     "drift": "the server's state changed within the window: tok/s is no steady number",
@@ -79,7 +81,7 @@ def level_line(level: LevelSummary) -> str:
     failed = f", {requests['failed']} failed" if requests["failed"] else ""
     notes = " ".join(check.name for check in level.checks if not check.ok)
     return (
-        f"C={level.load['concurrency']} max-tokens={level.load['max_tokens']}: {_throughput(level)} tok/s, "
+        f"{level.name} max-tokens={level.load['max_tokens']}: {_throughput(level)} tok/s, "
         f"TTFT p50 {_number(level.ttft_ms.p50)} ms, TPOT p50 {_number(level.tpot_ms.p50)} ms, "
         f"{requests['ok']} ok{failed}; ended by {level.ended_by}{notes and f'; see {notes}'}"
     )
@@ -93,6 +95,7 @@ def _columns(levels: Sequence[LevelSummary], keys: Mapping[str, str]) -> list[_C
 
     columns = [
         _Column("", "C", lambda level: str(level.load["concurrency"])),
+        _Column("", "load", lambda level: level.name),
         _Column("", "max", lambda level: str(level.load["max_tokens"])),
         _Column("", "run", lambda level: str(level.run + 1)),
         _Column("tok/s", "total", _throughput),
@@ -104,12 +107,18 @@ def _columns(levels: Sequence[LevelSummary], keys: Mapping[str, str]) -> list[_C
         _Column("TTFT ms", "p99", lambda level: _number(level.ttft_ms.p99)),
         _Column("TPOT ms", "p50", lambda level: _number(level.tpot_ms.p50)),
         _Column("TPOT ms", "p99", lambda level: _number(level.tpot_ms.p99)),
+        _Column("from due ms", "TTFT p99", lambda level: _from_due(level, "ttft_due_ms")),
+        _Column("from due ms", "E2E p99", lambda level: _from_due(level, "e2e_due_ms")),
+        _Column("", "in flight", lambda level: _number(level.in_flight["mean"])),
         _Column("", "accept", lambda level: _number((level.spec or {}).get("acceptance_length"))),
         _Column("", "ok", lambda level: str(level.requests["ok"])),
         _Column("", "failed", lambda level: str(level.requests["failed"])),
         _Column("", "notes", notes, left=True),
     ]
+    is_closed = all(level.load["mode"] == "closed" for level in levels)
     silent = {
+        "C": not is_closed,
+        **dict.fromkeys(("load", "TTFT p99", "E2E p99", "in flight"), is_closed),
         "max": len({level.load["max_tokens"] for level in levels}) < 2,
         "run": len({level.run for level in levels}) < 2,
         "accept": all(level.spec is None for level in levels),
@@ -159,7 +168,7 @@ def _block(title: str, items: Sequence[str], form: Format) -> str:
 
 def _spread(spreads: Sequence[RunSpread]) -> list[str]:
     return [
-        f"C={spread.load['concurrency']} max-tokens={spread.load['max_tokens']}: "
+        f"{spread.name} max-tokens={spread.load['max_tokens']}: "
         f"mean {_number(value.mean)} tok/s, std {_number(value.std)}, "
         f"{_number(value.min)} to {_number(value.max)} over {value.count} runs"
         for spread in spreads
@@ -189,7 +198,7 @@ def _names(levels: Sequence[LevelSummary]) -> list[str]:
     """What tells each level from the others, in a few characters."""
     lengths, runs = ({level.load["max_tokens"] for level in levels}, {level.run for level in levels})
     return [
-        f"C={level.load['concurrency']}"
+        level.name
         + (f" max={level.load['max_tokens']}" if len(lengths) > 1 else "")
         + (f" run {level.run + 1}" if len(runs) > 1 else "")
         for level in levels
@@ -212,6 +221,10 @@ def _throughput(level: LevelSummary) -> str:
     return f"{_number(throughput.value)} ±{_number((high - low) / 2)}"
 
 
+def _from_due(level: LevelSummary, name: str) -> str:
+    return _NONE if level.open_loop is None else _number(getattr(level.open_loop, name).p99)
+
+
 def _seconds(milliseconds: float | None) -> str:
     return _number(None if milliseconds is None else milliseconds / 1e3)
 
@@ -227,9 +240,17 @@ def _number(value: float | None) -> str:
     return f"{value:.{digits}f}"
 
 
+def _open_part(name: str, part: str) -> Callable[[LevelSummary], object]:
+    path = operator.attrgetter(f"{name}.{part}")
+    return lambda level: None if level.open_loop is None else path(level.open_loop)
+
+
 _CSV: dict[str, Callable[[LevelSummary], object]] = {
     "mode": lambda level: level.load["mode"],
-    "concurrency": lambda level: level.load["concurrency"],
+    "concurrency": lambda level: level.load.get("concurrency"),
+    "rate": lambda level: level.load.get("rate"),
+    "arrivals": lambda level: level.load.get("arrivals"),
+    "speed": lambda level: level.load.get("speed"),
     "max_tokens": lambda level: level.load["max_tokens"],
     "run": lambda level: level.run,
     "ok": lambda level: level.requests["ok"],
@@ -245,6 +266,11 @@ _CSV: dict[str, Callable[[LevelSummary], object]] = {
         f"{name}_{part}": operator.attrgetter(f"{name}.{part}")
         for name in ("per_request_throughput", "e2e_ms", "ttft_ms", "tpot_ms", "itl_ms", "icl_ms")
         for part in Distribution.__struct_fields__
+    },
+    **{
+        f"{name}_{part}": _open_part(name, part)
+        for name in ("lateness_ms", "ttft_due_ms", "e2e_due_ms")
+        for part in ("p50", "p99")
     },
     "ended_by": lambda level: level.ended_by,
     "failed_checks": lambda level: " ".join(check.name for check in level.checks if not check.ok),

@@ -1,0 +1,1 @@
+"""The subcommands: their flags, and what is called and printed. Heavy imports wait until a command runs."""

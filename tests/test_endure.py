@@ -1,0 +1,364 @@
+"""Runs that are interrupted, servers that hang or die in the middle, and going on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from breakeven.engines.null import NullServer, null_server
+from breakeven.engines.process import free_port
+from tests.conftest import Run
+
+#: Fast enough that a level of some requests takes no time: 10 tokens are 20 ms.
+QUICK = ("--step-us", "2000")
+#: Three levels; the second lasts long enough to be interrupted.
+LEVELS = ("--concurrency", "1", "2", "3", "--max-tokens", "10", "--warmup", "0", "--output", "out")
+
+
+@pytest.fixture
+def server() -> Iterator[NullServer]:
+    with null_server(*QUICK) as running:
+        yield running
+
+
+def start(tmp_path: Path, *args: object, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    command = [*prefix, sys.executable, "-m", "breakeven", "bench", *map(str, args)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
+
+
+def lines(directory: Path, name: str = "requests.jsonl") -> list[dict[str, Any]]:
+    path = directory / name
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def wait_for(level: int, count: int, directory: Path, process: subprocess.Popen[str]) -> None:
+    """Waits until `count` requests of a level have ended."""
+    until = time.monotonic() + 30
+    path = directory / "requests.jsonl"
+    wanted = b'"level":%d,' % level
+    while not path.exists() or path.read_bytes().count(wanted) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def summary(directory: Path) -> Any:
+    return json.loads((directory / "summary.json").read_text())
+
+
+def manifest(directory: Path) -> Any:
+    return json.loads((directory / "manifest.json").read_text())
+
+
+@contextmanager
+def server_at(port: int, *args: str) -> Iterator[NullServer]:
+    with null_server("--port", str(port), *args) as running:
+        yield running
+
+
+# ---- resuming ----
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_goes_on_at_the_level_it_was_in(breakeven: Run, tmp_path: Path, server: NullServer, number: int) -> None:
+    out = tmp_path / "out"
+    process = start(tmp_path, "--server-url", server.url, *LEVELS, "--duration", "2")
+    wait_for(1, 5, out, process)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    first = [line for line in lines(out) if line["level"] == 0]
+    cut = sum(line["level"] == 1 for line in lines(out))
+    assert first
+    assert cut
+
+    result = breakeven("bench", "--resume", "out")
+
+    assert result.returncode == 0, result.stderr
+    assert "1 of 3 levels are finished; going on at level 2, C=2" in result.stderr
+    assert [line for line in lines(out) if line["level"] == 0] == first
+    assert len(lines(out, "requests.cut.jsonl")) >= cut
+    levels = summary(out)["levels"]
+    assert [level["name"] for level in levels] == ["C=1", "C=2", "C=3"]
+    assert all(level["ended_by"] == "duration" for level in levels)
+    assert all(level["requests"]["failed"] == 0 for level in levels)
+    assert not manifest(out)["interrupted"]
+    assert len(manifest(out)["resumed"]) == 1
+    ids = [line["id"] for line in lines(out)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_times_of_a_resumed_run_go_on_where_they_were(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    out = tmp_path / "out"
+    process = start(tmp_path, "--server-url", server.url, *LEVELS, "--duration", "1")
+    wait_for(1, 3, out, process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    before = max(line["end_ns"] for line in lines(out))
+    assert breakeven("bench", "--resume", "out").returncode == 0
+    assert min(line["sent_ns"] for line in lines(out) if line["level"] > 0) > before
+    assert breakeven("summarize", "out", "--format", "json").stdout == (out / "summary.json").read_text()
+
+
+def test_a_run_can_be_resumed_twice(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    out = tmp_path / "out"
+    args: tuple[object, ...] = ("--server-url", server.url, *LEVELS, "--duration", "1.5")
+    for level in (1, 2):
+        process = start(tmp_path, *args)
+        wait_for(level, 3, out, process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=20)
+        args = ("--resume", "out")
+    result = breakeven("bench", "--resume", "out")
+    assert "2 of 3 levels are finished; going on at level 3, C=3" in result.stderr
+    assert [level["ended_by"] for level in summary(out)["levels"]] == ["duration"] * 3
+    assert len(manifest(out)["resumed"]) == 2
+
+
+def test_a_complete_run_has_nothing_to_resume(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    args = ("--server-url", server.url, "--concurrency", 1, "--requests", 2, "--max-tokens", 4, "--output", "out")
+    assert breakeven("bench", *args).returncode == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    result = breakeven("bench", "--resume", "out")
+    assert result.returncode == 2
+    assert "all 1 levels of this run are finished" in result.stderr
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def interrupted(tmp_path: Path, server: NullServer, *more: object) -> Path:
+    out = tmp_path / "out"
+    process = start(tmp_path, "--server-url", server.url, *LEVELS, "--duration", "60", *more)
+    wait_for(0, 2, out, process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    return out
+
+
+def test_a_run_is_not_resumed_with_flags_of_another(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    interrupted(tmp_path, server)
+    result = breakeven("bench", "--resume", "out", "--duration", "5")
+    assert result.returncode == 2
+    assert "leave --duration out" in result.stderr
+
+
+def test_a_run_is_not_resumed_against_another_model(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    out = interrupted(tmp_path, server)
+    before = lines(out)
+    with null_server(*QUICK, "--model", "other") as other:
+        result = breakeven("bench", "--resume", "out", "--server-url", other.url)
+    assert result.returncode == 2
+    assert "the model was null and is now other" in result.stderr
+    assert lines(out) == before
+
+
+def test_a_server_may_have_moved(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    out = tmp_path / "out"
+    process = start(tmp_path, "--server-url", server.url, *LEVELS, "--duration", "1")
+    wait_for(2, 2, out, process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    with null_server(*QUICK) as other:
+        assert breakeven("bench", "--resume", "out", "--server-url", other.url).returncode == 0
+    assert len(summary(out)["levels"]) == 3
+
+
+def test_secrets_have_to_be_given_again(breakeven: Run, tmp_path: Path) -> None:
+    with null_server(*QUICK, "--api-key", "sesame-4711") as closed:
+        out = tmp_path / "out"
+        env = {"OPENAI_API_KEY": "sesame-4711"}
+        command = [sys.executable, "-m", "breakeven", "bench", "--server-url", closed.url, *LEVELS, "--duration", "60"]
+        command += ["--header", "X-Team: blue-42"]
+        process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | env, stderr=subprocess.PIPE, text=True)
+        wait_for(0, 2, out, process)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        assert "give it again" in breakeven("bench", "--resume", "out", env=env).stderr
+        without_key = breakeven("bench", "--resume", "out", "--header", "X-Team: blue-42")
+        assert without_key.returncode == 2
+        assert "had a key" in without_key.stderr
+        written = b"".join(path.read_bytes() for path in out.iterdir())
+        assert b"sesame-4711" not in written
+        assert b"blue-42" not in written
+
+
+def test_a_run_that_is_being_written_is_not_resumed(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    out = tmp_path / "out"
+    process = start(tmp_path, "--server-url", server.url, *LEVELS, "--duration", "60")
+    wait_for(0, 2, out, process)
+    result = breakeven("bench", "--resume", "out")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert result.returncode == 2
+    assert "another process is writing" in result.stderr
+
+
+def test_there_is_no_run_to_resume(breakeven: Run) -> None:
+    result = breakeven("bench", "--resume", "nowhere")
+    assert result.returncode == 2
+    assert "nowhere holds no run" in result.stderr
+
+
+# ---- servers that hang or die ----
+
+
+def test_a_dead_server_ends_the_run_which_goes_on_when_it_is_back(breakeven: Run, tmp_path: Path) -> None:
+    out, port = tmp_path / "out", free_port()
+    with server_at(port, *QUICK) as server:
+        process = start(tmp_path, "--server-url", server.url, *LEVELS, "--duration", "2")
+        wait_for(1, 3, out, process)
+    _, stderr = process.communicate(timeout=50)
+    assert process.returncode == 1
+    assert "is gone" in stderr
+    assert "breakeven bench --resume out" in stderr
+    assert "Traceback" not in stderr
+    levels = summary(out)["levels"]
+    assert [(level["name"], level["ended_by"]) for level in levels] == [("C=1", "duration"), ("C=2", "lost")]
+    assert levels[1]["requests"]["failed"] > 0
+    assert manifest(out)["interrupted"]
+    with server_at(port, *QUICK):
+        assert breakeven("bench", "--resume", "out").returncode == 0
+    levels = summary(out)["levels"]
+    assert [level["requests"]["failed"] for level in levels] == [0, 0, 0]
+
+
+def test_a_hanging_server_is_noticed_by_the_watchdog(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with null_server(*QUICK) as server:
+        process = start(tmp_path, "--server-url", server.url, *LEVELS, "--duration", "3", "--watchdog", "1")
+        wait_for(0, 3, out, process)
+        os.kill(server.pid, signal.SIGSTOP)  # its port still takes connections, and nothing ever comes
+        time.sleep(4)
+        os.kill(server.pid, signal.SIGCONT)
+        _, stderr = process.communicate(timeout=50)
+    assert process.returncode == 0, stderr
+    assert [level["ended_by"] for level in summary(out)["levels"]] == ["watchdog", "duration", "duration"]
+    outcomes = Counter(line["outcome"] for line in lines(out) if line["level"] == 0)
+    assert outcomes["ok"] >= 2
+    assert outcomes["cancelled"] == 1
+
+
+def test_a_server_that_only_refuses_ends_a_level_but_not_the_run(tmp_path: Path, breakeven: Run) -> None:
+    """It answers, so that it is not gone: the next level may be another matter."""
+    from tests.load.scripted import ANSWER, Request, answer, each, scripted
+
+    def refuse(request: Request) -> bytes:
+        if request.body.get("max_tokens") == 16:  # the probe
+            return ANSWER
+        return answer(500, b'{"error": {"message": "out of memory"}}')
+
+    with scripted_llm(scripted, each, refuse) as url:
+        result = breakeven(
+            "bench", "--server-url", url, "--concurrency", 1, 2, "--max-tokens", 10, "--warmup", 0, "--output", "out"
+        )
+    assert result.returncode == 0, result.stderr
+    levels = summary(tmp_path / "out")["levels"]
+    assert [level["ended_by"] for level in levels] == ["failures", "failures"]
+    assert "out of memory" in result.stdout
+
+
+@contextmanager
+def scripted_llm(scripted: Any, each: Any, post: Any) -> Iterator[str]:
+    """A scripted server that lists a model to whoever asks."""
+    from tests.load.scripted import Peer, answer
+
+    def serve(peer: Peer) -> None:
+        while True:
+            head = peer.read_head()
+            if head.startswith(b"GET /v1/models"):
+                peer.send(answer(200, b'{"data": [{"id": "m", "owned_by": "me"}]}'))
+            elif head.startswith(b"GET"):
+                peer.send(answer(404, b"{}"))
+            else:
+                peer._rest = head + b"\r\n\r\n" + peer._rest
+                peer.send(post(peer.read()))
+
+    with scripted([serve]) as server:
+        yield server.url
+
+
+def test_a_full_disk_keeps_what_is_done_and_the_run_goes_on(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    out = tmp_path / "out"
+    limited = ("sh", "-c", 'ulimit -f 40; exec "$@"', "sh")  # files of at most 20 kB
+    process = start(tmp_path, "--server-url", server.url, *LEVELS, "--duration", "2", prefix=limited)
+    _, stderr = process.communicate(timeout=50)
+    assert process.returncode == 2
+    assert "breakeven bench --resume out" in stderr
+    assert "Traceback" not in stderr
+    assert breakeven("summarize", "out").returncode == 0
+    assert breakeven("bench", "--resume", "out").returncode == 0
+    assert [level["ended_by"] for level in summary(out)["levels"]] == ["duration"] * 3
+
+
+# ---- servers that breakeven starts ----
+
+
+NULL = f"{sys.executable} -m breakeven.engines.null --port {{port}} --step-us 2000"
+
+
+def test_a_served_command_is_measured_and_stopped(breakeven: Run, tmp_path: Path) -> None:
+    command = f"{NULL} --api-key sesame-4711"
+    result = breakeven(
+        "bench", "--serve", command, "--concurrency", 2, "--requests", 4, "--max-tokens", 10, "--output", "out",
+        env={"OPENAI_API_KEY": "sesame-4711"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert summary(tmp_path / "out")["levels"][0]["requests"]["ok"] == 4
+    assert manifest(tmp_path / "out")["server_host"]["cores"] >= 1
+    assert b"sesame-4711" not in b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
+    assert (tmp_path / "out" / "server.log").exists()
+    port = int(manifest(tmp_path / "out")["target"]["url"].rpartition(":")[2])
+    assert not [pid for pid in processes() if f"--port {port}" in pid]
+
+
+def processes() -> list[str]:
+    """The command lines of all processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def test_a_served_command_that_dies_ends_the_run_with_its_log(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(tmp_path, "--serve", NULL, *LEVELS, "--duration", "60")
+    wait_for(0, 3, out, process)
+    port = manifest(out)["target"]["url"].rpartition(":")[2]
+    marker = f"breakeven.engines.null --port {port} "
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        if marker in path.read_bytes().replace(b"\0", b" ").decode() and b"guard" not in path.read_bytes():
+            os.kill(int(path.parent.name), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=50)
+    assert process.returncode == 1, stderr
+    assert "is gone" in stderr
+    assert lines(out, "levels.jsonl")[0]["ended_by"] == "lost"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("no-such-program --port {port}", "can't run no-such-program"),
+        (f"{sys.executable} -m breakeven.engines.null --port 80", "has no {port}"),
+        (f"{sys.executable} -c 'raise SystemExit(\"out of memory\")' {{port}}", "out of memory"),
+        ("'unfinished {port}", "quot"),
+    ],
+)
+def test_a_command_that_serves_nothing_is_refused(breakeven: Run, tmp_path: Path, command: str, words: str) -> None:
+    result = breakeven("bench", "--serve", command, "--output", "out")
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
