@@ -14,7 +14,7 @@ import breakeven
 ROOT = Path(breakeven.__file__).parent
 
 #: What each part may import besides itself. The ground floor is whatever stands in no folder and is named here.
-GROUND = {"errors", "clock", "records", "options", "runs", "host"}
+GROUND = {"errors", "clock", "records", "options", "runs", "host", "interrupts"}
 MAY_IMPORT = {
     **dict.fromkeys(GROUND, GROUND),
     "load": GROUND,
@@ -24,9 +24,12 @@ MAY_IMPORT = {
     "sim": GROUND | {"load", "measure", "decide"},
     "report": GROUND | {"measure"},
     "levels": GROUND | {"load"},
+    "resuming": GROUND,
     "doctor": GROUND | {"load", "measure", "engines", "report", "levels"},
-    "sweep": GROUND | {"load", "measure", "engines", "report", "levels"},
-    "benchmark": GROUND | {"load", "measure", "engines", "report", "levels", "doctor", "sweep", "__init__"},
+    "measurer": GROUND | {"load", "measure", "engines"},
+    "arm": GROUND | {"load", "measure", "engines", "levels", "measurer", "__init__"},
+    "sweep": GROUND | {"load", "measure", "engines", "report", "levels", "measurer"},
+    "benchmark": GROUND | {"measure", "engines", "report", "levels", "doctor", "arm", "sweep", "resuming"},
 }
 
 

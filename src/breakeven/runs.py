@@ -25,6 +25,8 @@ _Record = TypeVar("_Record", RequestRecord, LevelRecord)
 
 #: The files of a run. `requests.cut.jsonl` and `levels.cut.jsonl` hold what a resumed run measured again.
 MANIFEST, REQUESTS, LEVELS, SUMMARY = "manifest.json", "requests.jsonl", "levels.jsonl", "summary.json"
+#: The log of a server that was started.
+SERVER_LOG = "server.log"
 
 
 class Run:
