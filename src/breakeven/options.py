@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-__all__ = ["BenchOptions", "Format"]
+__all__ = ["BenchOptions", "CompareOptions", "Format"]
 
 Format = Literal["table", "markdown", "csv", "json"]
 
@@ -71,3 +71,18 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
         """The sampling parameters of each request. Answers to random words would end anywhere: they go on."""
         ignore_eos = random_prompts if self.ignore_eos is None else self.ignore_eos
         return {"temperature": self.temperature} | ({"ignore_eos": True} if ignore_eos else {})
+
+
+class CompareOptions(Struct, frozen=True, kw_only=True):
+    """What `breakeven compare` was asked to measure; `breakeven compare --help` says what each field means.
+
+    `bench` holds load and requests, the same for all arms; `arms` has each arm's name and where its server is.
+    """
+
+    bench: BenchOptions
+    arms: tuple[tuple[str, str], ...]
+    cycles: int = 4
+    precision: float | None = None
+    repeats: int = 3
+    concurrently: bool = False
+    force: bool = False

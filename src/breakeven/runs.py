@@ -19,7 +19,7 @@ from msgspec import Struct
 from breakeven.errors import RunError
 from breakeven.records import RUN_SCHEMA, ClientCost, LevelPlan, LevelRecord, Manifest, RequestRecord
 
-__all__ = ["Run", "RunWriter", "check_vacant", "finished_levels", "read_run", "write_json"]
+__all__ = ["Run", "RunWriter", "check_vacant", "finished_levels", "make_directory", "read_run", "write_json"]
 
 _Record = TypeVar("_Record", RequestRecord, LevelRecord)
 
@@ -74,10 +74,7 @@ class RunWriter:
             RunError: it holds another run, or can't be written.
         """
         check_vacant(directory)
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"--output {directory}: {error.strerror}") from None
+        make_directory(directory)
         write_json(directory / MANIFEST, manifest)
         return cls(directory, manifest)
 
@@ -151,6 +148,14 @@ def check_vacant(directory: Path) -> None:
         raise RunError(f"--output {directory} holds another run: name a new directory")
     if is_taken:
         raise RunError(f"--output {directory} is no empty directory: name a new one")
+
+
+def make_directory(directory: Path) -> None:
+    """Makes a directory and those above it; raises `RunError` where that can't be done."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--output {directory}: {error.strerror}") from None
 
 
 def read_run(directory: Path) -> Run:

@@ -39,9 +39,10 @@ class Sweep:
     async def run(self, measurer: Measurer, levels: Sequence[LevelPlan]) -> None:
         """Runs these levels, or as many as the server lives to see. Cancelling it writes down the one it was in."""
         self._began_s = time.monotonic()
-        share = len(levels) / self._count  # of the budget: the rest went to levels that are done
+        share = len(levels) / self._count  # of the budget: the rest went, or goes, to other levels
         self._ends_s = self._began_s + (self._options.budget_s or math.inf) * share
-        for level in levels:
+        for done, level in enumerate(levels):
+            self._left = len(levels) - done
             await self._run_level(measurer, level)
             if measurer.lost:
                 return
@@ -49,7 +50,7 @@ class Sweep:
 
     async def _run_level(self, measurer: Measurer, level: LevelPlan) -> None:
         self._level_began_s = now_s = time.monotonic()
-        ends_s = now_s + (self._ends_s - now_s) / (self._count - level.index)
+        ends_s = now_s + (self._ends_s - now_s) / self._left
         limit_s = _WARM_UP_SHARE * (ends_s - now_s)
 
         def stop() -> StopRule:
@@ -78,11 +79,11 @@ class Sweep:
             rate = (now - then) / ((now_ns - then_ns) / 1e9) if now_ns > then_ns else 0.0
             self._live.update(
                 f"{where}  {at.stage}  {at.in_flight} in flight  {at.ended} done  {rate:.0f} tok/s"
-                f"  about {duration(self._seconds_left(level))} left"
+                f"  about {duration(self._seconds_left())} left"
             )
             await asyncio.sleep(1.0)
 
-    def _seconds_left(self, level: LevelPlan) -> float:
+    def _seconds_left(self) -> float:
         """Until the run ends: by the levels so far, before there is one by the plan, with a budget by that."""
         now_s = time.monotonic()
         if self._options.budget_s is not None:
@@ -90,4 +91,4 @@ class Sweep:
         if not self._done:
             return max(self._planned_s - (now_s - self._began_s), 0.0)
         mean_s = (self._level_began_s - self._began_s) / self._done
-        return max((self._count - level.index) * mean_s - (now_s - self._level_began_s), 0.0)
+        return max(self._left * mean_s - (now_s - self._level_began_s), 0.0)

@@ -79,8 +79,8 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     add("--api-key-env", metavar="VARIABLE", help="the variable that holds the key (default: OPENAI_API_KEY)")
 
 
-def add_load(parser: argparse.ArgumentParser) -> None:
-    """The levels, and when each ends."""
+def add_load(parser: argparse.ArgumentParser, *, of_turns: bool = False) -> None:
+    """The levels, and when each ends; with `of_turns` without what a comparison's turns can't have."""
     add = parser.add_argument_group("load").add_argument
     add(
         "--concurrency",
@@ -118,15 +118,17 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="a level's window lasts so long, e.g. 90, 90s, 2m",
     )
+    add("--max-seconds", type=seconds, metavar="TIME", help="the longest window (240 s where nothing else ends it)")
+    add("--budget", dest="budget_s", type=seconds, metavar="TIME", help="the time for all levels together, e.g. 20m")
+    add("--warmup", type=number, metavar="N", help="requests before each level that don't count (5)")
+    if of_turns:
+        return
     add(
         "--precision",
         type=share,
         metavar="SHARE",
         help="else it ends when the throughput's 95%% interval is within this share (0.05) at 45, 90, 180 … s",
     )
-    add("--max-seconds", type=seconds, metavar="TIME", help="the longest window (240 s where nothing else ends it)")
-    add("--budget", dest="budget_s", type=seconds, metavar="TIME", help="the time for all levels together, e.g. 20m")
-    add("--warmup", type=number, metavar="N", help="requests before each level that don't count (5)")
     add("--no-ramp", dest="ramp", action="store_false", help="start all at once, count every request, no window")
     add("--runs", type=count, metavar="R", help="repeat the sweep and report the spread (1)")
 

@@ -13,6 +13,7 @@ from breakeven.load.pace import check_arrivals
 
 __all__ = [
     "api_key",
+    "arm",
     "arrivals",
     "checked",
     "count",
@@ -99,6 +100,16 @@ def extra_body(text: str) -> dict[str, Any]:
 
 
 label = checked(str, lambda value: bool(re.fullmatch(r"[\w.=+-]+", value)), "a name of letters, digits and .=+-_")
+
+
+def _to_arm(text: str) -> tuple[str, str]:
+    name, equals, where = text.partition("=")
+    if not equals or not where or not re.fullmatch(r"[\w.+-]+", name):
+        raise ValueError(text)
+    return name, where
+
+
+arm = checked(_to_arm, bool, "an arm: NAME=http://…, NAME=local:… or NAME=serve:COMMAND")
 
 
 def header(text: str) -> tuple[str, str]:

@@ -132,6 +132,11 @@ class Client:
         await self._later.drained()
 
     @property
+    def next_id(self) -> int:
+        """The number that the next request will have."""
+        return self._sent
+
+    @property
     def in_flight(self) -> int:
         """Requests sent whose responses have not ended."""
         return len(self._flights)

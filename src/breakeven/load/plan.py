@@ -17,6 +17,8 @@ from breakeven.records import LevelPlan, Phase
 
 __all__ = ["LevelRequests", "PlannedRequest", "TraceRequests"]
 
+#: Repeats begin so many prompts apart: whole rounds of the eight built-in kinds, to stay balanced.
+_PROMPTS_A_RUN = 24
 #: Tokens of a block of a trace's prompts (Mooncake's hash_ids).
 _BLOCK = 512
 #: Words from which a trace's prompts are cut: as many as 16 bits of a digest can name.
@@ -39,9 +41,10 @@ class LevelRequests:
     """The requests of one level, phase by phase.
 
     Each phase counts for itself: the k-th measured request has the same prompt at every level and in every arm,
-    however many the ramp took. With `tag`, each prompt begins with it and a number, as no prompt before did. Ramp
-    request i is capped at a share of max-tokens that is uniform over the slots (stratified, in seeded order), so that
-    the slots' starts and ends are spread from the first.
+    however many the ramp took. Repeats (`LevelPlan.run`) begin further on in the order, in every arm alike. With `tag`,
+    each prompt begins with it and a number, as no prompt before did. Ramp request i is capped at a share of max-tokens
+    that is uniform over the slots (stratified, in seeded order), so that the slots' starts and ends are spread from the
+    first.
     """
 
     def __init__(self, level: LevelPlan, prompts: PromptSet, *, seed: int, tag: str | None) -> None:
@@ -56,7 +59,8 @@ class LevelRequests:
         """The next request of a phase; with `slot`, that slot's capped ramp request."""
         number = self._sent[phase]
         self._sent[phase] += 1
-        prompt = self._prompts[(number + self._offset(phase)) % len(self._prompts)]
+        start = self._offset(phase) + _PROMPTS_A_RUN * self._level.run
+        prompt = self._prompts[(start + number) % len(self._prompts)]
         if self._tag:
             prompt = prompt.tagged(f"{self._tag}-{self._level.index}-{phase}-{number}")
         max_tokens = self._level.max_tokens

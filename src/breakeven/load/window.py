@@ -38,6 +38,7 @@ class StopRule(Struct, frozen=True, kw_only=True):
 
     `requests`: so many were sent inside the window and one more is to be sent. `duration_s`, `max_seconds`: length of
     the window. `precise`: whether to look at precision. `ramp_limit_s`: the window opens then at the latest.
+    `turnovers`: the window lasts so many times the ramp's longest request, and `turnovers_least_s` at least.
     `budget_s`: ramp, window and drain together, the drain taken to be as long as the ramp's longest request (without
     a ramp: as the longest so far); a ramp that takes all of it leaves no window. `watchdog_s`: the whole level ends,
     running requests and all, when requests are running and the server has sent nothing for so long.
@@ -47,6 +48,8 @@ class StopRule(Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
     max_seconds: float | None = None
     precise: bool = False
+    turnovers: float | None = None
+    turnovers_least_s: float = 5.0
     ramp_limit_s: float = 600.0
     budget_s: float | None = None
     watchdog_s: float | None = None
@@ -171,8 +174,6 @@ class Window:
             self._running -= 1
             self._idle_ns = self._clock.now_ns()
             self._drain()
-        if came_through:
-            self._silent_ns = self._idle_ns
         if not self._ramp or not self._opened.is_set():
             self._longest_s = max(self._longest_s, (self._clock.now_ns() - began_ns) / 1e9)
         self.failures = 0 if came_through else self.failures + 1
@@ -192,6 +193,9 @@ class Window:
         self._on_open()
         self._after(self._stop.duration_s, self.close, "duration")
         self._after(self._stop.max_seconds, self.close, "max_seconds")
+        if self._stop.turnovers is not None:
+            lasts_s = max(self._stop.turnovers_least_s, self._stop.turnovers * self._longest_s)
+            self._after(lasts_s, self.close, "duration")
         left_s = self._budget_left_s()
         if left_s <= 0:
             self.close("budget")

@@ -1,0 +1,322 @@
+"""Arms measured by turns, each into a run of its own.
+
+Arms that are up together take turns within a level, in ABBA order, so that whatever drifts meets both alike. Each turn
+is a level of its arm's run, with a ramp, which discards the first turnover after the switch, a window, and a drain,
+which leaves the machine to the next. Where an arm is started with a command, the arms are taken not to fit on the
+machine together: whole sweeps take turns then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+from msgspec import structs
+
+from breakeven.arm import Arm
+from breakeven.benchmark import client_ceiling
+from breakeven.decide.likeness import check_alike
+from breakeven.decide.ratio import Ratio, paired
+from breakeven.engines.start import Server, start
+from breakeven.interrupts import until_signal
+from breakeven.levels import duration, plan_levels, stop_rule
+from breakeven.load.window import StopRule
+from breakeven.measure.level import LevelSummary
+from breakeven.measurer import Material, Measurer
+from breakeven.options import BenchOptions, CompareOptions
+from breakeven.records import LevelPlan, Manifest, Turns
+from breakeven.report.live import Live
+from breakeven.resuming import check_same, origin_ns
+from breakeven.runs import SERVER_LOG, RunWriter
+from breakeven.sweep import Sweep
+
+__all__ = ["Alternation"]
+
+#: The window of a turn where nobody said how long: so many times the longest request of its ramp.
+TURNOVERS = 3.0
+#: With `--precision`, the ratio is looked at when so many times `--cycles` are done, and not after each one: that would
+#: pick the moments at which the interval happens to be narrow.
+LOOKS = (1, 2, 4)
+
+
+class _Ready(NamedTuple):
+    """An arm that can take its turn."""
+
+    name: str
+    measurer: Measurer
+
+
+class Alternation:
+    """Measures all arms from the first look to the last record.
+
+    Args:
+        options: what was asked for.
+        arms: each arm's options, by its name; the first is the reference.
+        material: what is sent.
+        live: where progress is shown.
+        room: requests that can run at once.
+        directory: gets a run for each arm, named for it.
+
+    `lost` names the arm whose server was gone, if one was.
+    """
+
+    def __init__(
+        self,
+        options: CompareOptions,
+        arms: Mapping[str, BenchOptions],
+        material: Material,
+        live: Live,
+        room: int,
+        directory: Path,
+    ) -> None:
+        self._options, self._arms, self._material = options, arms, material
+        self._live, self._room, self._directory = live, room, directory
+        self._group = secrets.token_hex(8)
+        self._loads = plan_levels(structs.replace(options.bench, runs=1), material.trace)
+        self._by_sweeps = any(own.serve for own in arms.values())
+        self._turns = options.repeats if self._by_sweeps else 2 * options.cycles
+        self._most_turns = self._turns * (LOOKS[-1] if options.precision else 1)
+        self._manifests: dict[str, Manifest] = {}
+        self._writers: dict[str, RunWriter] = {}
+        self._next_ids: dict[str, int] = {}
+        self._visits = 0
+        self.lost: str | None = None
+
+    def run(self) -> int:
+        """Measures; returns the number of the signal that ended it early, else 0."""
+        self._began_s = time.monotonic()
+        with contextlib.ExitStack() as self._files:
+            stopped_by = self._run_sweeps() if self._by_sweeps else self._run_pairs()
+            for writer in self._writers.values():
+                writer.finish(interrupted=bool(stopped_by) or self.lost is not None)
+        return stopped_by
+
+    # ---- arms that are up together ----
+
+    def _run_pairs(self) -> int:
+        with contextlib.ExitStack() as stack:
+            servers = {name: stack.enter_context(start(own, self._live.say)) for name, own in self._arms.items()}
+            return uvloop.run(self._measure_pairs(servers))
+
+    async def _measure_pairs(self, servers: Mapping[str, Server]) -> int:
+        arms = {name: await self._meet(name, server) for name, server in servers.items()}
+        check_alike(self._manifests, self._options.force)
+        self._announce_pairs()
+        ceiling = await client_ceiling(self._live, self._room)
+        async with contextlib.AsyncExitStack() as stack:
+            ready = [await stack.enter_async_context(self._ready(name, arm, ceiling)) for name, arm in arms.items()]
+            return await until_signal(self._alternate(ready))
+
+    async def _alternate(self, arms: Sequence[_Ready]) -> None:
+        for load in self._loads:
+            for number in range(self._most_turns):
+                if number in self._looks() and self._is_precise(arms, load):
+                    break
+                await self._take_turns(arms, structs.replace(load, index=self._index(load, number), run=number))
+                if self.lost:
+                    return
+            self._say_load(arms, load)
+
+    def _looks(self) -> list[int]:
+        return [self._turns * look for look in LOOKS] if self._options.precision else []
+
+    def _index(self, load: LevelPlan, number: int) -> int:
+        return load.index * self._most_turns + number
+
+    async def _take_turns(self, arms: Sequence[_Ready], level: LevelPlan) -> None:
+        if self._options.concurrently:
+            async with asyncio.TaskGroup() as group:
+                for arm in arms:
+                    group.create_task(self._visit(arm, level))
+            return
+        for arm in arms if level.run % 2 == 0 else reversed(arms):
+            await self._visit(arm, level)
+            if self.lost:
+                return
+
+    async def _visit(self, arm: _Ready, level: LevelPlan) -> None:
+        """One turn of one arm. Only the first at a load is warmed up: the ramp is enough for those that follow."""
+        display = asyncio.create_task(self._display(arm, level))
+        try:
+            await arm.measurer.measure(level, self._stop, warmup=0 if level.run else self._options.bench.warmup)
+        finally:
+            display.cancel()
+        self._visits += 1
+        if arm.measurer.lost:
+            self.lost = arm.name
+
+    def _stop(self) -> StopRule:
+        bench = self._options.bench
+        rule = stop_rule(bench, self._budget_s())
+        if bench.requests is None and bench.duration_s is None and bench.trace is None:
+            return structs.replace(rule, precise=False, requests=None, turnovers=TURNOVERS)
+        return rule
+
+    def _budget_s(self) -> float | None:
+        """What the budget leaves for a turn."""
+        budget_s = self._options.bench.budget_s
+        if budget_s is None:
+            return None
+        at_once = len(self._arms) if self._options.concurrently else 1
+        visits = len(self._loads) * self._turns * len(self._arms)
+        return max(0.0, (budget_s - self._elapsed_s()) / max(1, visits - self._visits) * at_once)
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def _is_precise(self, arms: Sequence[_Ready], load: LevelPlan) -> bool:
+        ratios = self._ratios(arms, load).values()
+        return all(ratio is not None and _half_width(ratio) <= (self._options.precision or 0) for ratio in ratios)
+
+    def _ratios(self, arms: Sequence[_Ready], load: LevelPlan) -> dict[str, Ratio | None]:
+        """The ratio of each arm's throughput to the reference's so far, None where there is none."""
+        reference, *others = ([_rate(summary) for summary in _at(arm, load)] for arm in arms)
+        found: dict[str, Ratio | None] = {}
+        for arm, rates in zip(arms[1:], others, strict=True):
+            ratio = paired(reference, rates) if len(reference) == len(rates) else None
+            found[arm.name] = ratio if isinstance(ratio, Ratio) else None
+        return found
+
+    # ---- arms that are not ----
+
+    def _run_sweeps(self) -> int:
+        names = list(self._arms)
+        for repeat in range(self._turns):
+            for name in names if repeat % 2 == 0 else reversed(names):
+                self._live.say(f"sweep {repeat + 1}/{self._turns} of {name}")
+                if stopped_by := self._run_sweep(name, repeat):
+                    return stopped_by
+                if self.lost:
+                    return 0
+        return 0
+
+    def _run_sweep(self, name: str, repeat: int) -> int:
+        try:
+            with start(self._arms[name], self._live.say) as server:
+                stopped_by = uvloop.run(self._measure_sweep(name, server, repeat))
+                server.save_log(self._directory / name / SERVER_LOG)
+                return stopped_by
+        except KeyboardInterrupt:  # while a server starts, which is not done in the event loop
+            if not self._writers:
+                raise
+            return int(signal.SIGINT)
+
+    async def _measure_sweep(self, name: str, server: Server, repeat: int) -> int:
+        arm = await self._meet(name, server)
+        check_alike(self._manifests, self._options.force)
+        self._live.say(f"{name}: {arm.describe()}")
+        ceiling = await client_ceiling(self._live, self._room)
+        levels = [structs.replace(load, index=self._index(load, repeat), run=repeat) for load in self._loads]
+        bench = self._options.bench
+        sweeps_left = self._turns * len(self._arms) - self._visits
+        budget_s = None if bench.budget_s is None else max(1.0, (bench.budget_s - self._elapsed_s()) / sweeps_left)
+        sweep = Sweep(structs.replace(bench, budget_s=budget_s), len(levels), self._live, planned_s=math.inf)
+        self._visits += 1
+        async with self._ready(name, arm, ceiling) as ready:
+            stopped_by = await until_signal(sweep.run(ready.measurer, levels))
+            self.lost = name if ready.measurer.lost else None
+        return stopped_by
+
+    # ---- both ----
+
+    async def _meet(self, name: str, server: Server) -> Arm:
+        """Finds out what an arm is; at a later start, whether it is still the same."""
+        arm = Arm(self._arms[name], self._material, server)
+        await arm.probe()
+        levels = [
+            structs.replace(load, index=self._index(load, number), run=number)
+            for load in self._loads
+            for number in range(self._turns)
+        ]
+        turns = Turns(group=self._group, arm=name, how="sweeps" if self._by_sweeps else "pairs")
+        manifest = arm.manifest(levels, turns)
+        if name in self._manifests:
+            check_same(self._manifests[name], manifest)
+        self._manifests.setdefault(name, manifest)
+        return arm
+
+    @contextlib.asynccontextmanager
+    async def _ready(self, name: str, arm: Arm, ceiling: float | None) -> AsyncIterator[_Ready]:
+        manifest = self._manifests[name]
+        if name not in self._writers:
+            self._writers[name] = self._files.enter_context(RunWriter.create(self._directory / name, manifest))
+        async with arm.measuring(
+            self._writers[name],
+            origin_ns=origin_ns(manifest),
+            first_id=self._next_ids.get(name, 0),
+            room=self._room,
+            ceiling=ceiling,
+        ) as measurer:
+            try:
+                yield _Ready(name, measurer)
+            finally:
+                self._next_ids[name] = measurer.client.next_id
+
+    # ---- what is said ----
+
+    def _announce_pairs(self) -> None:
+        for name, manifest in self._manifests.items():
+            target = manifest.target
+            words = " ".join(filter(None, [target["engine"], target["version"]]))
+            self._live.say(f"{name}: {words} at {target['url']}, model {manifest.model}, API {target['api']}")
+        budget_s, loads = self._options.bench.budget_s, len(self._loads)
+        self._live.say(
+            f"plan: {loads} load{'s' * (loads > 1)}, {self._turns} turns of each arm at each"
+            + (f", about {duration(budget_s)}" if budget_s else "")
+            + f", into {self._directory}"
+        )
+
+    def _say_load(self, arms: Sequence[_Ready], load: LevelPlan) -> None:
+        for name, ratio in self._ratios(arms, load).items():
+            if ratio is None:
+                self._live.say(f"{load.name}: no ratio of {name} to {arms[0].name}")
+            else:
+                low, high = ratio.interval(0.95).low, ratio.interval(0.95).high
+                self._live.say(
+                    f"{load.name}: {name}/{arms[0].name} {ratio.value:.3f} tok/s (95 %: {low:.3f} to {high:.3f}), "
+                    f"{ratio.n} pairs"
+                )
+
+    async def _display(self, arm: _Ready, level: LevelPlan) -> None:
+        if self._options.bench.quiet:
+            return
+        history: deque[tuple[int, int]] = deque(maxlen=4)
+        while True:
+            at = await arm.measurer.progress()
+            history.append((at.now_ns, at.tokens))
+            (then_ns, then), (now_ns, now) = history[0], history[-1]
+            rate = (now - then) / ((now_ns - then_ns) / 1e9) if now_ns > then_ns else 0.0
+            self._live.update(
+                f"{level.name}  turn {level.run + 1}/{self._turns} of {arm.name}  {at.stage}  {at.in_flight} in flight"
+                f"  {rate:.0f} tok/s{self._left()}"
+            )
+            await asyncio.sleep(1.0)
+
+    def _left(self) -> str:
+        if not self._visits:
+            return ""
+        visits = len(self._loads) * self._turns * len(self._arms)
+        left_s = self._elapsed_s() / self._visits * max(0, visits - self._visits)
+        return f"  about {duration(left_s)} left"
+
+
+def _at(arm: _Ready, load: LevelPlan) -> list[LevelSummary]:
+    return [summary for summary in arm.measurer.summaries if summary.load == load.load]
+
+
+def _rate(summary: LevelSummary) -> float:
+    return summary.output_throughput.value if summary.requests["ok"] else 0.0
+
+
+def _half_width(ratio: Ratio) -> float:
+    interval = ratio.interval(0.95)
+    return math.log(interval.high / interval.low) / 2

@@ -1,0 +1,154 @@
+"""`breakeven compare`: several arms measured by turns, each into a run of its own, and what came out.
+
+Arms that are up together take turns within a level, in ABBA order: whatever drifts meets both alike. Arms that
+breakeven starts with a command (`serve:`) are taken not to fit on the machine together: there whole sweeps take turns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct, structs
+
+from breakeven.alternation import Alternation
+from breakeven.arm import load_material
+from breakeven.benchmark import new_directory, provide_descriptors
+from breakeven.decide.comparison import Comparison, compare
+from breakeven.decide.slo import parse_slos
+from breakeven.decide.turns import ArmRun
+from breakeven.errors import RunError, UsageError
+from breakeven.measure.summary import summarize
+from breakeven.options import BenchOptions, CompareOptions
+from breakeven.report.live import Live
+from breakeven.runs import MANIFEST, SUMMARY, check_vacant, make_directory, read_run, write_json
+
+__all__ = ["Compared", "arm_options", "compare_directories", "measure_and_compare"]
+
+#: What points to the arms of a comparison, and what came out of it.
+ARMS, COMPARISON = "arms.json", "comparison.json"
+#: Version of the layout of arms.json. History: 1, the first.
+ARMS_SCHEMA = "breakeven.arms/1"
+
+
+class Compared(NamedTuple):
+    """A comparison that is over. `signal` is the number of the signal that ended it early, `lost` names the arm whose
+    server was gone."""
+
+    comparison: Comparison
+    directory: Path
+    signal: int
+    lost: str | None
+
+
+class _Pointer(Struct, frozen=True):
+    name: str
+    directory: str
+
+
+class _Pointers(Struct, frozen=True, kw_only=True):
+    """The file that says which runs belong together; directories are relative to it."""
+
+    schema: str = ARMS_SCHEMA
+    arms: list[_Pointer]
+
+
+def arm_options(options: CompareOptions) -> dict[str, BenchOptions]:
+    """Each arm's own options, by its name.
+
+    Raises:
+        UsageError: an arm can't be understood, or two have one name or one server.
+    """
+    found: dict[str, BenchOptions] = {}
+    for name, where in options.arms:
+        if name in found:
+            raise UsageError(f"--arm {name}: two arms have this name")
+        found[name] = structs.replace(options.bench, label=name, **_place(name, where))
+    if len(found) < 2:
+        raise UsageError("a comparison needs two arms or more: --arm off=URL --arm on=URL")
+    urls = {name: own.server_url.rstrip("/") for name, own in found.items() if own.server_url}
+    for name, url in urls.items():
+        twins = [other for other, its in urls.items() if its == url and other != name]
+        if twins and not options.force:
+            raise UsageError(f"--arm {name} and --arm {twins[0]} are the same server, {url}: give each its own")
+    return found
+
+
+def _place(name: str, where: str) -> dict[str, str]:
+    kind, _, rest = where.partition(":")
+    if kind in ("http", "https"):
+        return {"server_url": where}
+    if kind == "serve" and rest:
+        return {"serve": rest}
+    if kind == "local":
+        return {"local": rest or "none"}
+    raise UsageError(f"--arm {name}={where[:40]}: give http://…, serve:COMMAND, local: or local:ngram-simple")
+
+
+def compare_directories(directories: Sequence[Path], slos: str | None, *, force: bool) -> Comparison:
+    """Compares runs that exist; one directory of a comparison stands for its arms.
+
+    Raises:
+        UsageError: they can't be read, or not be compared.
+    """
+    places = [place for directory in directories for place in _arms_in(directory)]
+    if len(places) < 2:
+        raise UsageError(f"{directories[0]} is a single run: give two or more, the reference first")
+    names = _names([directory for _, directory in places], [name for name, _ in places])
+    arms = [
+        ArmRun(name, str(directory), read_run(directory)) for name, (_, directory) in zip(names, places, strict=True)
+    ]
+    return compare(arms, slos=parse_slos(slos) if slos else (), force=force)
+
+
+def _arms_in(directory: Path) -> list[tuple[str | None, Path]]:
+    path = directory / ARMS
+    if not path.exists():
+        return [(None, directory)]
+    try:
+        pointers = msgspec.json.decode(path.read_bytes(), type=_Pointers)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RunError(f"{path} can't be used: {error}") from None
+    # An arm without a manifest was not reached before the comparison was ended.
+    places = [(arm.name, directory / arm.directory) for arm in pointers.arms]
+    return [(name, place) for name, place in places if (place / MANIFEST).exists()]
+
+
+def _names(directories: Sequence[Path], given: Sequence[str | None]) -> list[str]:
+    """A name for each arm: the given one, else its directory's; the path where two are the same."""
+    names = [name or directory.resolve().name for name, directory in zip(given, directories, strict=True)]
+    return [
+        str(directory) if names.count(name) > 1 else name for name, directory in zip(names, directories, strict=True)
+    ]
+
+
+def measure_and_compare(options: CompareOptions, slos: str | None) -> Compared:
+    """Measures all arms by turns, then compares them.
+
+    Raises:
+        UsageError: something that was asked for can't be done, or the arms are too unlike to be compared.
+    """
+    limits = parse_slos(slos) if slos else ()
+    arms = arm_options(options)
+    bench = options.bench
+    if bench.output is not None:
+        check_vacant(bench.output)
+    live = Live(sys.stderr, quiet=bench.quiet)
+    material = load_material(bench, live.say)
+    room = provide_descriptors(bench)
+    directory = bench.output or new_directory("compare")
+    make_directory(directory)
+    write_json(directory / ARMS, _Pointers(arms=[_Pointer(name, name) for name in arms]))
+    alternation = Alternation(options, arms, material, live, room, directory)
+    number = alternation.run()
+    live.clear()
+    names = [name for name in arms if (directory / name / MANIFEST).exists()]
+    runs = [ArmRun(name, str(directory / name), read_run(directory / name)) for name in names]
+    for run in runs:
+        write_json(directory / run.name / SUMMARY, summarize(run.run))
+    comparison = compare(runs, slos=limits, force=options.force)
+    write_json(directory / COMPARISON, comparison)
+    return Compared(comparison, directory, number, alternation.lost)
