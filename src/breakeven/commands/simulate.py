@@ -1,0 +1,62 @@
+"""`breakeven simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from breakeven import __version__
+from breakeven.commands.values import arrivals, count, number, rate, seconds, share
+from breakeven.errors import UsageError
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Adds the command to a parser's subcommands."""
+    parser = commands.add_parser(
+        "simulate",
+        help="the same measurement on a simulated engine, in virtual time",
+        description="Measure a simulated engine in virtual time: a run for each K, as bench would have written it, and "
+        "where the break-even of that engine truly is.",
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.set_defaults(run=_run)
+    add = parser.add_argument_group("engine").add_argument
+    add("--model", type=Path, metavar="FILE", help="a JSON file of step times, acceptance and noise")
+    add("--from", dest="from_runs", nargs="+", type=Path, metavar="RUN", help="fit them to runs of a real engine")
+    add("--k", dest="ks", nargs="+", type=number, metavar="K", help="draft tokens a step, a run for each (0 3)")
+    add = parser.add_argument_group("load").add_argument
+    add("--concurrency", nargs="+", type=count, metavar="C", help="closed loop: requests in flight (1 2 4 … 64)")
+    add("--rate", nargs="+", type=rate, metavar="R", help="open loop: requests a second")
+    add("--arrivals", type=arrivals, metavar="KIND", help="poisson (default), constant, gamma:CV")
+    add("--max-tokens", type=count, metavar="N", help="the longest answer (512)")
+    add("--duration", dest="duration_s", type=seconds, metavar="TIME", help="a level's window lasts so long")
+    add("--precision", type=share, metavar="SHARE", help="else it ends when the interval is within this share (0.05)")
+    add("--prompts", metavar="FILE|random:N", help="their kinds have an acceptance each")
+    add("--kind", dest="kinds", nargs="+", metavar="KIND", help="only prompts of these kinds")
+    add("--seed", type=number, metavar="N", help="of everything random (0)")
+    add = parser.add_argument_group("output").add_argument
+    add("--output", type=Path, metavar="DIR", help="write the runs to DIR/k0, DIR/k3, … for breakeven compare")
+    add("--format", choices=("table", "markdown", "csv", "json"), help="what is printed (table)")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from breakeven.report.table import render
+    from breakeven.sim.command import SimulateOptions, simulate_command
+
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+    del given["command"], given["run"]
+    form = given.pop("format", "table")
+    if "concurrency" in given and "rate" in given:
+        raise UsageError("--concurrency and --rate contradict each other: a level is a closed loop or an open one")
+    done = simulate_command(SimulateOptions(**given), version=__version__)
+    for run in done.runs:
+        if form in ("table", "markdown"):
+            print(f"K = {run.k}\n")
+        print(render(run.summary, form), flush=True)
+    for truth in done.truths:
+        print(truth, file=sys.stdout if form in ("table", "markdown") else sys.stderr)
+    return 0

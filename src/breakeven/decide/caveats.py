@@ -1,0 +1,58 @@
+"""What to know before quoting a comparison, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from breakeven.decide.atload import ArmAtLoad
+from breakeven.decide.texts import Repeating
+from breakeven.decide.turns import ArmRun, How, Turn
+
+__all__ = ["batch_caveats", "looping_caveat", "measuring_caveats"]
+
+#: Running batches further apart than this, at the same load, are not the same load for the engine; and by at least so
+#: many requests, since the gauge is sampled.
+_BATCH_SHARE, _BATCH_REQUESTS = 0.05, 0.5
+
+Turns = Mapping[float, Sequence[Turn]]
+
+
+def measuring_caveats(arms: Sequence[ArmRun], turns: Mapping[str, Turns], how: Mapping[str, How]) -> list[str]:
+    """What went otherwise than planned while measuring: runs cut short, arms that did not take turns."""
+    warnings = [f"{arm.name}: {arm.run.damaged}; the run is used up to it" for arm in arms if arm.run.damaged]
+    for name, own in turns.items():
+        cut = [turn.level.plan.name for visits in own.values() for turn in visits if not turn.is_finished]
+        if cut:
+            warnings.append(f"{name}: measuring was cut short at {', '.join(dict.fromkeys(cut))}")
+    apart = [name for name, own_how in how.items() if own_how == "batches"]
+    if apart:
+        warnings.append(
+            f"{' and '.join(apart)} did not take turns with {arms[0].name}: the intervals know nothing of what the "
+            "machine did between the runs (under drifts of some percent they hold the truth in 83 to 90 of 100 cases)"
+        )
+    return warnings
+
+
+def batch_caveats(turns: Mapping[str, Turns], at_load: Mapping[float, Mapping[str, ArmAtLoad]]) -> list[str]:
+    """Arms whose engines ran batches of unequal size at the same load."""
+    reference, *others = turns
+    found = []
+    for load, by_arm in at_load.items():
+        mine = by_arm[reference].running
+        for other in others:
+            its = by_arm[other].running
+            if mine is None or its is None:
+                continue
+            if abs(its - mine) > max(_BATCH_SHARE * mine, _BATCH_REQUESTS):
+                name = turns[reference][load][0].level.plan.name
+                found.append(f"{name}: the engine ran {mine:.1f} requests at once in {reference}, {its:.1f} in {other}")
+    return found
+
+
+def looping_caveat(each: Repeating) -> str:
+    """An arm whose answers loop."""
+    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in each.kinds.items())
+    return (
+        f"{each.arm}: {each.share:.0%} of the answers at {each.name} end in a loop ({kinds}): repetition is easily "
+        "drafted, so it flatters speculation"
+    )
