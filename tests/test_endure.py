@@ -99,6 +99,16 @@ def test_a_run_goes_on_at_the_level_it_was_in(breakeven: Run, tmp_path: Path, se
     assert len(set(ids)) == len(ids)
 
 
+def test_a_signal_that_was_ignored_stays_so(tmp_path: Path, server: NullServer) -> None:
+    nohup = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
+    process = start(tmp_path, "--server-url", server.url, *LEVELS, "--duration", "1", prefix=nohup)
+    wait_for(0, 3, tmp_path / "out", process)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=40)
+    assert process.returncode == 0
+    assert [level["ended_by"] for level in summary(tmp_path / "out")["levels"]] == ["duration"] * 3
+
+
 def test_times_of_a_resumed_run_go_on_where_they_were(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
     out = tmp_path / "out"
     process = start(tmp_path, "--server-url", server.url, *LEVELS, "--duration", "1")
@@ -330,6 +340,24 @@ def processes() -> list[str]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_server_starts_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
+    command = f"sh -c 'echo up; exec sleep 600' {tmp_path.name} {{port}}"
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    command_line = [sys.executable, "-m", "breakeven", "bench", "--serve", command]
+    process = subprocess.Popen(command_line, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 30
+    while not any(path.read_text() for path in tmp_path.glob("breakeven-*/server.log")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=40)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in stderr
+    assert list(tmp_path.iterdir()) == []
+    assert not [line for line in processes() if tmp_path.name in line]
 
 
 def test_a_served_command_that_dies_ends_the_run_with_its_log(tmp_path: Path) -> None:

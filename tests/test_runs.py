@@ -301,6 +301,18 @@ def test_missing_file_is_named(tmp_path: Path, name: str) -> None:
     assert refused(tmp_path) == f"{tmp_path / name}: No such file or directory"
 
 
+def test_a_file_that_has_no_room_leaves_no_half_of_it(tmp_path: Path) -> None:
+    size = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, size[1]))
+    try:
+        with pytest.raises(RunError, match=r"manifest.json can't be written: File too large"):
+            RunWriter.create(tmp_path, manifest())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, size)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_without_a_run(tmp_path: Path) -> None:
     assert refused(tmp_path).startswith(f"{tmp_path} holds no run: manifest.json: No such file")
     (tmp_path / "file").write_text("")

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "engines": GROUND,
     "decide": GROUND | {"measure"},
     "sim": GROUND | {"load", "measure", "decide"},
-    "report": GROUND | {"measure"},
+    "report": GROUND | {"measure", "decide"},
     "levels": GROUND | {"load"},
     "resuming": GROUND,
     "doctor": GROUND | {"load", "measure", "engines", "report", "levels"},

@@ -41,8 +41,10 @@ from breakeven.sweep import Sweep
 
 __all__ = ["Alternation"]
 
-#: The window of a turn where nobody said how long: so many times the longest request of its ramp.
-TURNOVERS = 3.0
+#: The window of a turn where nobody said how long: so many times the longest request of its ramp, and so many seconds
+#: at least. With `--budget` windows are shorter, and there are as many turns as fit, but no fewer than the third figure.
+TURNOVERS, TURNOVERS_IN_BUDGET = (3.0, 5.0), (1.5, 2.0)
+LEAST_TURNS = 3
 #: With `--precision`, the ratio is looked at when so many times `--cycles` are done, and not after each one: that would
 #: pick the moments at which the interval happens to be narrow.
 LOOKS = (1, 2, 4)
@@ -118,7 +120,12 @@ class Alternation:
 
     async def _alternate(self, arms: Sequence[_Ready]) -> None:
         for load in self._loads:
+            began_s = time.monotonic()
+            share_s = self._budget_left_s() / (len(self._loads) - load.index)
             for number in range(self._most_turns):
+                took_s = time.monotonic() - began_s
+                if number >= LEAST_TURNS and took_s * (number + 1) / number > share_s:
+                    break
                 if number in self._looks() and self._is_precise(arms, load):
                     break
                 await self._take_turns(arms, structs.replace(load, index=self._index(load, number), run=number))
@@ -156,19 +163,15 @@ class Alternation:
 
     def _stop(self) -> StopRule:
         bench = self._options.bench
-        rule = stop_rule(bench, self._budget_s())
+        rule = stop_rule(bench)
         if bench.requests is None and bench.duration_s is None and bench.trace is None:
-            return structs.replace(rule, precise=False, requests=None, turnovers=TURNOVERS)
+            turnovers, least_s = TURNOVERS if bench.budget_s is None else TURNOVERS_IN_BUDGET
+            return structs.replace(rule, precise=False, requests=None, turnovers=turnovers, turnovers_least_s=least_s)
         return rule
 
-    def _budget_s(self) -> float | None:
-        """What the budget leaves for a turn."""
+    def _budget_left_s(self) -> float:
         budget_s = self._options.bench.budget_s
-        if budget_s is None:
-            return None
-        at_once = len(self._arms) if self._options.concurrently else 1
-        visits = len(self._loads) * self._turns * len(self._arms)
-        return max(0.0, (budget_s - self._elapsed_s()) / max(1, visits - self._visits) * at_once)
+        return math.inf if budget_s is None else max(0.0, budget_s - self._elapsed_s())
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
@@ -270,8 +273,9 @@ class Alternation:
             self._live.say(f"{name}: {words} at {target['url']}, model {manifest.model}, API {target['api']}")
         budget_s, loads = self._options.bench.budget_s, len(self._loads)
         self._live.say(
-            f"plan: {loads} load{'s' * (loads > 1)}, {self._turns} turns of each arm at each"
-            + (f", about {duration(budget_s)}" if budget_s else "")
+            f"plan: {loads} load{'s' * (loads > 1)}, "
+            + ("" if budget_s is None else f"within about {duration(budget_s)} ")
+            + f"{'up to ' if budget_s else ''}{self._turns} turns of each arm at each"
             + f", into {self._directory}"
         )
 
@@ -305,7 +309,7 @@ class Alternation:
         if not self._visits:
             return ""
         visits = len(self._loads) * self._turns * len(self._arms)
-        left_s = self._elapsed_s() / self._visits * max(0, visits - self._visits)
+        left_s = min(self._elapsed_s() / self._visits * max(0, visits - self._visits), self._budget_left_s())
         return f"  about {duration(left_s)} left"
 
 

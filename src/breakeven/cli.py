@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _mend_streams()
     args = _parser().parse_args(argv)
+    _end_in_order()
     try:
         return int(args.run(args))
     except UsageError as error:
@@ -37,6 +39,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output is gone; nothing is left to tell it, and Python must not try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _end_in_order() -> None:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: what it has started is stopped, and its scratch files go."""
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+
+    def stop(number: int, _: object) -> NoReturn:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, stop)
 
 
 def _mend_streams() -> None:

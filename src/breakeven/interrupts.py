@@ -16,9 +16,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 async def until_signal(work: Coroutine[Any, Any, None]) -> int:
     """Awaits the work; SIGINT, SIGTERM or SIGHUP ends it early and in order. Returns the signal's number, else 0.
 
-    A second signal changes nothing, then and after: what is done is being written down, and the program will end.
+    A second signal changes nothing, then and after: what is done is being written down, and the program will end. One
+    that is ignored, as nohup(1) has it for SIGHUP, stays so.
     """
     task, loop, received = asyncio.ensure_future(work), asyncio.get_running_loop(), 0
+    before = {number: signal.getsignal(number) for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
 
     def stop(number: int) -> None:
         nonlocal received
@@ -26,7 +28,7 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> int:
             received = number
             task.cancel()
 
-    for number in _SIGNALS:
+    for number in before:
         loop.add_signal_handler(number, stop, number)
     try:
         await task
@@ -34,8 +36,7 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> int:
         if not received:
             raise
     finally:
-        for number in _SIGNALS:
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
-            if received:
-                signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, signal.SIG_IGN if received else handler)
     return received

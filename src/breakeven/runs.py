@@ -5,6 +5,7 @@ Records are appended as requests end and flushed at once, so that a killed run k
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -183,6 +184,8 @@ def write_json(path: Path, value: Any) -> None:
         scratch.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
         os.replace(scratch, path)
     except OSError as error:
+        with contextlib.suppress(OSError):  # half a file is no use, and would be in the way of another try
+            scratch.unlink()
         raise RunError(f"{path} can't be written: {error.strerror}") from None
 
 

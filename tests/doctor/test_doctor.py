@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,13 @@ def test_machine_and_server_are_told_in_one_diagnosis() -> None:
 def test_a_server_that_is_not_there_is_told_at_once() -> None:
     with pytest.raises(TargetError):
         doctor(BenchOptions(server_url="http://127.0.0.1:1"))
+
+
+def test_the_time_that_a_trace_takes_is_told(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("at_s,input_tokens,output_tokens\n0,10,5\n600,10,5\n")
+    with null_server("--step-us", "5000") as server:
+        diagnosis = doctor(BenchOptions(server_url=server.url, trace=str(trace)), seconds=0.1)
+    (plan,) = [finding for finding in diagnosis.findings if finding.name == "plan"]
+    assert "takes about 10 min" in plan.found
+    assert "headroom" not in {finding.name for finding in diagnosis.findings}

@@ -397,9 +397,10 @@ def test_a_server_that_says_nothing() -> None:
     assert "--server-url" in text
 
 
-def test_a_body_that_never_ends_is_given_up_in_time() -> None:
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_an_answer_that_never_ends_is_given_up_in_time(begin: bytes) -> None:
     def drip(connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        connection.sendall(begin)
         while True:
             connection.sendall(b"x")
             time.sleep(0.02)

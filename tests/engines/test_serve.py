@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from breakeven.engines.serve import parse_command, serve
-from breakeven.errors import EngineError, UsageError
+from breakeven.errors import EngineError, RunError, UsageError
 from breakeven.host import cpu_model, cuda_version, describe_host, gpu_lines
 from tests.engines.processes import PYTHONPATH, TREE, has_run, marked, new_marker, within
 
@@ -164,6 +164,36 @@ def test_a_saved_log_and_a_manifest_hold_no_secret(tmp_path: Path) -> None:
         server.save_log(tmp_path / "log")
         assert SECRET not in json.dumps(server.describe())
     assert (tmp_path / "log").read_text().startswith("--api-key=***\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"sh -c 'exec serve --api-key {SECRET} --port $0' {{port}}",
+        f"sh -c 'HF_TOKEN={SECRET}; serve --port {{port}}'",
+        f'sh -c "serve --api-key={SECRET}&&true" {{port}}',
+        f"sh -c 'serve --api-key {SECRET} it'\"'\"'s' {{port}}",
+        f"env HF_TOKEN={SECRET} serve --port {{port}}",
+        f"HTTPS_PROXY=http://me:{SECRET}@proxy:3128 serve --port {{port}}",
+        f"serve --port {{port}} --hub https://me:{SECRET}@hub",
+    ],
+)
+def test_secrets_are_found_where_a_shell_or_a_url_holds_them(command: str) -> None:
+    assert SECRET not in parse_command(command).shown()
+
+
+def test_the_log_of_a_start_that_failed_holds_no_secret(tmp_path: Path) -> None:
+    command = f"{script(tmp_path, 'import sys; print(sys.argv[2]); raise SystemExit(3)')} --api-key {SECRET} {{port}}"
+    with pytest.raises(EngineError), serve(command, start_timeout_s=20, say=no_word):
+        pass
+    (log,) = tmp_path.glob("breakeven-*/server.log")
+    assert log.read_text() == "***\n"
+
+
+def test_a_log_that_has_no_room_is_an_error_in_one_line() -> None:
+    with serve(NULL_SERVER, start_timeout_s=30, say=no_word) as server:
+        with pytest.raises(RunError, match="^the server's log, /dev/full, can't be written: No space left on device$"):
+            server.save_log(Path("/dev/full"))
 
 
 def test_placeholders_and_lengths_are_no_secrets() -> None:

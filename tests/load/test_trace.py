@@ -109,8 +109,7 @@ def test_burstgpt_without_the_requests_that_got_no_answer(trace: Path) -> None:
     "text",
     [
         OWN,
-        '{"at_s": 7, "input_tokens": 10, "output_tokens": 20}\n'
-        '{"at_s": 7.25, "input_tokens": 30, "output_tokens": 40}',
+        '{"at_s": 7, "input_tokens": 10, "output_tokens": 20}\n{"at_s": 7.25, "input_tokens": 30, "output_tokens": 40}',
     ],
 )
 def test_a_form_of_our_own(trace: Path, text: str) -> None:

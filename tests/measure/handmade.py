@@ -48,10 +48,11 @@ def request(
 
 
 def level_record(opened_s: float | None = 0.0, closed_s: float | None = 60.0, **fields: Any) -> LevelRecord:
-    """A level of C=1 whose client was idle, with a window from 0 to 60 s."""
+    """A level of C=1 whose client was idle, with a window from 0 to 60 s; `fields` are the plan's and the record's."""
     plan = {"index": 0, "run": 0, "concurrency": 1, "max_tokens": 512}
+    asked = {name: fields.pop(name) for name in LevelPlan.__struct_fields__ if name in fields}
     known: dict[str, Any] = {
-        "plan": LevelPlan(**(plan | {name: fields.pop(name) for name in plan if name in fields})),
+        "plan": LevelPlan(**(plan | asked)),
         "started_ns": 0,
         "opened_ns": None if opened_s is None else round(opened_s * S),
         "closed_ns": None if closed_s is None else round(closed_s * S),

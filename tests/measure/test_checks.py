@@ -11,13 +11,12 @@ from breakeven.measure.level import summarize_level
 from breakeven.records import ClientCost, EngineSample, LevelRecord, RequestRecord
 from tests.measure.handmade import S, level_record, request, steady_stream
 
-CHECKS = {
+#: Checks of every kind of load, and those that only a closed or an open loop has.
+COMMON = {
     "cut_short",
     "failures",
-    "in_flight",
     "engine_in_flight",
     "steady",
-    "drift",
     "client",
     "shared_cpu",
     "token_total",
@@ -29,6 +28,8 @@ CHECKS = {
     "preemptions",
     "clock",
 }
+CLOSED = COMMON | {"in_flight", "drift"}
+OPEN = COMMON | {"late", "backlog"}
 
 
 def checks_of(level: LevelRecord, records: list[RequestRecord], *, shared_cores: int | None = None) -> dict[str, Check]:
@@ -57,16 +58,72 @@ def test_a_sound_level_passes_every_check_there_is() -> None:
     level = level_record(samples=gauges(1, 0), counters={"preemptions": 0.0})
     records = steady_stream(cached_tokens=0, input_tokens=100)
     found = checks_of(level, records, shared_cores=2)
-    assert set(found) == CHECKS
+    assert set(found) == CLOSED
     assert [check.name for check in found.values() if not check.ok] == []
 
 
-@pytest.mark.parametrize("ended_by", ["requests", "duration", "precision", "max_seconds", "budget"])
+def open_level(opened_s: float | None = 0.0, closed_s: float | None = 60.0, **fields: Any) -> LevelRecord:
+    return level_record(opened_s, closed_s, **({"mode": "open", "rate": 0.5, "concurrency": 0} | fields))
+
+
+def test_a_sound_open_level_passes_every_check_there_is() -> None:
+    level = open_level(samples=gauges(1, 0), counters={"preemptions": 0.0})
+    found = checks_of(level, steady_stream(cached_tokens=0, input_tokens=100), shared_cores=2)
+    assert set(found) == OPEN
+    assert [check.name for check in found.values() if not check.ok] == []
+    assert "the requests of the start had ended" in found["steady"].detail
+
+
+def test_a_trace_has_no_window_and_no_check_of_one() -> None:
+    level = level_record(None, None, mode="trace", ended_by="trace", counters={"preemptions": 0.0})
+    found = checks_of(level, steady_stream(cached_tokens=0, input_tokens=100), shared_cores=2)
+    assert set(found) == OPEN - {"backlog", "steady", "engine_in_flight"}
+    assert [check.name for check in found.values() if not check.ok] == []
+
+
+def test_requests_that_went_out_late_were_another_load() -> None:
+    records = steady_stream()
+    for record in records[1:]:
+        record.due_ns -= 9_000_000
+    assert check("late", open_level(), records).ok
+    records[0].due_ns -= 30_000_000
+    records[0].phase = "drain"
+    assert check("late", open_level(), records).ok
+    records[1].due_ns -= 30_000_000
+    found = check("late", open_level(), records)
+    assert not found.ok
+    assert found.detail.startswith("requests were sent 3")
+
+
+def test_a_rate_that_the_server_cannot_hold_is_told_in_numbers() -> None:
+    """Two come a second and one ends."""
+    records = [request(i, [(1000 + 500 * i, 1)], sent_s=0.5 * i) for i in range(120)]
+    found = check("backlog", open_level(rate=2.0), records)
+    assert not found.ok
+    assert found.detail == "from 1 to 60 requests due and not ended; 2 came and 0.983 ended a second"
+    held = check("backlog", open_level(), steady_stream())
+    assert held.ok
+    assert held.detail == "from 1 to 0 requests due and not ended; 0.5 came and 0.483 ended a second"
+
+
+def test_an_open_loop_that_never_opened_its_window_says_what_it_waited_for() -> None:
+    found = check("steady", open_level(None, None), [request(0, [(10, 1)], phase="ramp")])
+    assert found.detail == "no window: measuring ended before the requests of the start had ended"
+    assert "backlog" not in checks_of(open_level(None, None), steady_stream())
+
+
+def test_an_open_loops_tokens_may_come_unevenly() -> None:
+    """They come as its requests do; only of a closed loop's they tell that the server changed."""
+    assert not check("drift", level_record(), slowing(62.5)).ok
+    assert "drift" not in checks_of(open_level(), slowing(62.5))
+
+
+@pytest.mark.parametrize("ended_by", ["requests", "duration", "precision", "max_seconds", "budget", "trace"])
 def test_measuring_that_came_to_its_end_is_whole(ended_by: str) -> None:
     assert check("cut_short", level_record(ended_by=ended_by), []).ok
 
 
-@pytest.mark.parametrize("ended_by", ["interrupted", "killed", "failures"])
+@pytest.mark.parametrize("ended_by", ["interrupted", "killed", "failures", "watchdog"])
 def test_measuring_that_was_stopped_is_cut_short(ended_by: str) -> None:
     found = check("cut_short", level_record(ended_by=ended_by), [])
     assert not found.ok
@@ -108,7 +165,7 @@ def test_steady_needs_a_window_that_opened_after_the_ramp() -> None:
     ramp = [request(0, [(10, 1)], phase="ramp")]
     cases = {
         "every slot had ended": check("steady", level_record(), records),
-        "all requests started at once": check("steady", level_record(None, None), records),
+        "every request counts": check("steady", level_record(None, None), records),
         "measuring ended before": check("steady", level_record(None, None), ramp),
         "closed as soon as it had opened": check("steady", level_record(3, 3), ramp),
         "opened before every slot": check("steady", level_record(ramp_limited=True), records),
@@ -163,6 +220,20 @@ def test_client_that_is_busy_or_late_is_saturated(fields: dict[str, Any], ok: bo
     summary = summarize_level(level_record(client=cost(**fields)), [], shared_cores=None)
     assert next(check.ok for check in summary.checks if check.name == "client") is ok
     assert summary.client["saturated"] is not ok
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "ok"),
+    [(None, True), (40_000.0, True), (39_000.0, False)],
+)
+def test_client_that_takes_above_half_of_its_ceiling_is_saturated(ceiling: float | None, ok: bool) -> None:
+    """1.2 million chunks in a minute: 20,000 a second."""
+    level = level_record(client=cost(chunks=1_200_000, ceiling_chunks_per_s=ceiling))
+    summary = summarize_level(level, [], shared_cores=None)
+    found = next(check for check in summary.checks if check.name == "client")
+    assert found.ok is ok
+    assert summary.client["saturated"] is not ok
+    assert ("20,000 chunks/s came, of" in found.detail) is (ceiling is not None)
 
 
 def test_client_of_a_level_without_a_record_is_not_known() -> None:

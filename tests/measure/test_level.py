@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,7 +37,7 @@ def test_latencies_are_those_of_measured_requests() -> None:
         record.arrivals[0] = (first_ms * 1_000_000, 1)
     found = summarize(level_record(10, 20), records)
     assert (found.ttft_ms.count, found.ttft_ms.mean) == (1, pytest.approx(4))
-    assert found.requests == {"ok": 1, "failed": 0, "by_outcome": {"ok": 1}}
+    assert found.requests == {"ok": 1, "failed": 0, "by_outcome": {"ok": 1}, "reconnects": 0, "retries": 0}
 
 
 def test_throughput_counts_the_tokens_of_all_phases_inside_the_window() -> None:
@@ -69,14 +70,16 @@ def test_failures_are_counted_apart_and_in_no_latency() -> None:
         request(3, outcome="http_error", status=503, error="HTTP 503"),
     ]
     found = summarize(level_record(), records)
-    assert found.requests == {"ok": 1, "failed": 3, "by_outcome": {"http_error": 2, "ok": 1, "truncated": 1}}
+    assert (found.requests["ok"], found.requests["failed"]) == (1, 3)
+    assert found.requests["by_outcome"] == {"http_error": 2, "ok": 1, "truncated": 1}
     assert found.ttft_ms.mean == pytest.approx(100)
     assert found.output_tokens == 4
 
 
 def test_cancelled_requests_are_no_failures_but_their_tokens_came() -> None:
     found = summarize(level_record(0, 1), [request(0, [(100, 1), (200, 1)], outcome="cancelled")])
-    assert found.requests == {"ok": 0, "failed": 0, "by_outcome": {"cancelled": 1}}
+    assert (found.requests["ok"], found.requests["failed"]) == (0, 0)
+    assert found.requests["by_outcome"] == {"cancelled": 1}
     assert found.output_throughput.value == pytest.approx(2)
     assert found.ttft_ms.count == 0
 
@@ -116,10 +119,48 @@ def test_requests_longer_than_half_a_batch_leave_no_interval() -> None:
     assert found.output_throughput.value == pytest.approx(20, rel=0.02)
 
 
+def test_reconnects_and_retries_of_measured_requests_are_counted() -> None:
+    records = [
+        request(0, [(100, 1)], phase="ramp", reconnects=5, retries=5),
+        request(1, [(100, 1)], reconnects=1),
+        request(2, [(100, 1)], reconnects=1, retries=3),
+    ]
+    found = summarize(level_record(), records).requests
+    assert (found["reconnects"], found["retries"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "load"),
+    [
+        ({"concurrency": 8}, "C=8", {"mode": "closed", "concurrency": 8, "max_tokens": 512}),
+        (
+            {"mode": "open", "rate": 0.5, "arrivals": "gamma:2", "max_in_flight": 9},
+            "0.5/s",
+            {"mode": "open", "rate": 0.5, "arrivals": "gamma:2", "max_in_flight": 9, "max_tokens": 512},
+        ),
+        ({"mode": "trace", "speed": 10.0}, "trace x10", {"mode": "trace", "speed": 10.0, "max_tokens": 512}),
+    ],
+)
+def test_a_level_is_named_by_its_load(plan: dict[str, Any], name: str, load: dict[str, Any]) -> None:
+    found = summarize(level_record(**plan), steady_stream())
+    assert (found.name, found.load) == (name, load)
+
+
+def test_only_levels_that_are_no_closed_loop_have_an_open_loops_numbers() -> None:
+    assert summarize(level_record(concurrency=1), steady_stream()).open_loop is None
+    found = summarize(level_record(mode="open", rate=0.5), steady_stream()).open_loop
+    assert found is not None
+    assert (found.offered_rate, found.ended_rate) == (pytest.approx(0.5), pytest.approx(0.5, abs=0.02))
+    assert found.ttft_due_ms.count == 30
+    trace = summarize(level_record(None, None, mode="trace"), steady_stream()).open_loop
+    assert trace is not None
+    assert trace.offered_rate == pytest.approx(0.5)
+
+
 def test_a_level_without_a_request_is_all_zeros_and_nones() -> None:
     for level in (level_record(), level_record(None, None)):
         found = summarize(level, [])
-        assert found.requests == {"ok": 0, "failed": 0, "by_outcome": {}}
+        assert found.requests == {"ok": 0, "failed": 0, "by_outcome": {}, "reconnects": 0, "retries": 0}
         assert found.output_throughput.value == 0
         assert found.in_flight == {"mean": 0, "max": 0}
         assert found.decode_rate is None

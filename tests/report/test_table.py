@@ -101,6 +101,75 @@ def test_table_shows_lengths_and_runs_only_where_they_differ() -> None:
     assert render(summary(several), "table").splitlines()[1].split()[:3] == ["C", "max", "run"]
 
 
+def opened(rate: float = 0.5, **plan: Any) -> LevelSummary:
+    """A minute of one request every two seconds, each 40 ms late."""
+    late = steady_stream()
+    for record in late:
+        record.due_ns -= 40_000_000
+    level = level_record(**({"mode": "open", "rate": rate, "arrivals": "poisson"} | plan))
+    return summarize_level(level, late, shared_cores=None)
+
+
+def test_open_loops_are_named_by_their_rate_and_show_latencies_from_due() -> None:
+    groups, names, row = render(summary([clean(opened())]), "table").splitlines()
+    expected = "load total a request mean p50 p99 p50 p99 p50 p99 TTFT p99 E2E p99 in flight ok failed"
+    assert " ".join(names.split()) == expected
+    assert " ".join(row.split()) == "0.5/s 20.0 ±0.00 20.0 2.00 2.00 2.00 50.0 50.0 50.0 50.0 90.0 2040 1.00 30 0"
+    assert names[groups.index("from due ms") :].startswith("TTFT p99")
+
+
+def test_closed_loops_have_no_columns_of_open_ones() -> None:
+    text = render(summary([clean(summarized(8))]), "table")
+    assert not {"load", "from due ms", "in flight"} & set(text.splitlines()[0].split("  ") + text.split("  "))
+
+
+def test_notes_name_open_levels_and_traces() -> None:
+    levels = [
+        with_failed(opened(0.5, index=0), ("late", "19.0 ms")),
+        with_failed(opened(20.0, index=1), ("late", "50.0 ms")),
+        with_failed(opened(mode="trace", speed=10.0, index=2), ("late", "70.0 ms")),
+    ]
+    notes = render(summary(levels), "table").split("\n\n")[-1]
+    assert "0.5/s: 19.0 ms; 20/s: 50.0 ms; trace x10: 70.0 ms" in notes
+
+
+def test_repeated_rates_show_their_spread() -> None:
+    text = render(summary([clean(opened(index=i, run=i)) for i in range(3)]), "table")
+    assert "0.5/s max-tokens=512: mean 20.0 tok/s" in text
+
+
+def test_a_line_of_an_open_level_begins_with_its_rate() -> None:
+    assert level_line(opened()).startswith("0.5/s max-tokens=512: 20.0 ±0.00 tok/s, TTFT p50 50.0 ms")
+
+
+def test_csv_has_the_columns_of_every_kind_of_load() -> None:
+    levels = [summarized(8), opened(arrivals="gamma:2", index=1), opened(mode="trace", speed=10.0, index=2)]
+    closed, rate, trace = csv.DictReader(io.StringIO(render(summary(levels), "csv")))
+    loads = [
+        tuple(row[name] for name in ("mode", "concurrency", "rate", "arrivals", "speed"))
+        for row in (closed, rate, trace)
+    ]
+    assert loads == [("closed", "8", "", "", ""), ("open", "", "0.5", "gamma:2", ""), ("trace", "", "", "", "10.0")]
+    due = (
+        "lateness_ms_p50",
+        "lateness_ms_p99",
+        "ttft_due_ms_p50",
+        "ttft_due_ms_p99",
+        "e2e_due_ms_p50",
+        "e2e_due_ms_p99",
+    )
+    assert [closed[name] for name in due] == [""] * 6
+    assert [float(rate[name]) for name in due] == [40, 40, 90, 90, 2040, 2040]
+
+
+def test_json_has_an_open_loops_numbers() -> None:
+    closed, level = json.loads(render(summary([summarized(8), opened(index=1)]), "json"))["levels"]
+    assert closed["open_loop"] is None
+    assert set(level["open_loop"]) == {"offered_rate", "ended_rate", "lateness_ms", "ttft_due_ms", "e2e_due_ms"}
+    assert level["load"] == {"mode": "open", "rate": 0.5, "arrivals": "poisson", "max_tokens": 512}
+    assert (level["name"], closed["name"]) == ("0.5/s", "C=8")
+
+
 def test_failed_check_stands_in_its_row_and_is_explained_below() -> None:
     sound = msgspec.structs.replace(summarized(1), checks=[Check("in_flight", True, "1.0 of 1 on average")])
     levels = [sound, with_failed(summarized(10), ("in_flight", "9.1 of 10 on average"))]
@@ -132,10 +201,10 @@ def test_a_finding_that_all_levels_share_is_said_once() -> None:
 
 
 def test_every_check_has_a_meaning() -> None:
-    from breakeven.report.table import _MEANING
-    from tests.measure.test_checks import CHECKS
+    from breakeven.report.table import MEANING
+    from tests.measure.test_checks import CLOSED, OPEN
 
-    assert set(_MEANING) == CHECKS
+    assert set(MEANING) == CLOSED | OPEN
 
 
 def test_eight_troubled_levels_fit_a_screen() -> None:
@@ -153,7 +222,7 @@ def test_repeated_sweeps_show_their_spread() -> None:
 def test_a_run_without_levels_says_so() -> None:
     assert render(summary([]), "table") == "nothing was measured\n"
     assert render(summary([]), "markdown") == "nothing was measured\n"
-    assert render(summary([]), "csv").startswith("mode,concurrency,max_tokens,")
+    assert render(summary([]), "csv").startswith("mode,concurrency,rate,arrivals,speed,max_tokens,")
     assert json.loads(render(summary([]), "json"))["levels"] == []
 
 
@@ -195,7 +264,7 @@ def test_json_has_the_schema_that_was_promised() -> None:
     level = json.loads(render(summary([summarized(10)]), "json"))["levels"][0]
     assert json.loads(render(summary([]), "json"))["schema"] == "breakeven.summary/1"
     assert level["load"] == {"mode": "closed", "concurrency": 10, "max_tokens": 512}
-    assert level["requests"] == {"ok": 30, "failed": 0, "by_outcome": {"ok": 30}}
+    assert level["requests"] == {"ok": 30, "failed": 0, "by_outcome": {"ok": 30}, "reconnects": 0, "retries": 0}
     assert level["output_tokens"] == 1200
     assert set(level["output_throughput"]) == {"value", "ci95", "whole_run", "window_s"}
     assert len(level["output_throughput"]["ci95"]) == 2
@@ -252,9 +321,9 @@ def test_numbers_of_a_huge_range_print_short_and_finite() -> None:
     ],
 )
 def test_numbers_have_about_three_figures(value: float | None, text: str) -> None:
-    from breakeven.report.table import _number
+    from breakeven.report.grid import number
 
-    assert _number(value) == text
+    assert number(value) == text
 
 
 def test_level_line_says_what_failed() -> None:

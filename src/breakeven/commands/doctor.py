@@ -7,7 +7,6 @@ from typing import Any
 
 from breakeven.commands.flags import add_load, add_requests, given_options
 from breakeven.commands.values import header
-from breakeven.errors import UsageError
 
 __all__ = ["add"]
 
@@ -41,8 +40,6 @@ def _run(args: argparse.Namespace) -> int:
     from breakeven.report.diagnosis import render_diagnosis
 
     given = given_options(args)
-    if "trace" in given:
-        raise UsageError("doctor can't plan for --trace: leave it out")
     form = given.pop("format", "table")
     diagnosis = doctor(BenchOptions(**given))
     print(render_diagnosis(diagnosis, form), end="", flush=True)

@@ -47,8 +47,11 @@ def _run(args: argparse.Namespace) -> int:
     from breakeven.report.table import render
     from breakeven.sim.command import SimulateOptions, simulate_command
 
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
-    del given["command"], given["run"]
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(args).items()
+        if name not in ("command", "run")
+    }
     form = given.pop("format", "table")
     if "concurrency" in given and "rate" in given:
         raise UsageError("--concurrency and --rate contradict each other: a level is a closed loop or an open one")

@@ -8,7 +8,7 @@ from breakeven.decide.atload import ArmAtLoad
 from breakeven.decide.texts import Repeating
 from breakeven.decide.turns import ArmRun, How, Turn
 
-__all__ = ["batch_caveats", "looping_caveat", "measuring_caveats"]
+__all__ = ["batch_caveats", "looping_caveats", "measuring_caveats"]
 
 #: Running batches further apart than this, at the same load, are not the same load for the engine; and by at least so
 #: many requests, since the gauge is sampled.
@@ -49,10 +49,23 @@ def batch_caveats(turns: Mapping[str, Turns], at_load: Mapping[float, Mapping[st
     return found
 
 
-def looping_caveat(each: Repeating) -> str:
-    """An arm whose answers loop."""
-    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in each.kinds.items())
-    return (
-        f"{each.arm}: {each.share:.0%} of the answers at {each.name} end in a loop ({kinds}): repetition is easily "
-        "drafted, so it flatters speculation"
-    )
+def looping_caveats(looping: Sequence[Repeating]) -> list[str]:
+    """The arms whose answers loop: a line each, with the loads and the kinds that do so most."""
+    caveats = []
+    for arm in dict.fromkeys(each.arm for each in looping):
+        own = [each for each in looping if each.arm == arm]
+        least, largest = (_percent(pick(each.share for each in own)) for pick in (min, max))
+        most: dict[str, float] = {}
+        for each in own:
+            most |= {kind: max(share, most.get(kind, 0.0)) for kind, share in each.kinds.items()}
+        kinds = ", ".join(f"{kind} {_percent(share)}" for kind, share in most.items())
+        span = least if least == largest else f"{least} to {largest}"
+        caveats.append(
+            f"{arm}: {span} of the answers at {', '.join(each.name for each in own)} end in a loop (at most {kinds}): "
+            "repetition is easily drafted, so it flatters speculation"
+        )
+    return caveats
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -23,7 +23,7 @@ from breakeven.decide.atload import (
 )
 from breakeven.decide.breakeven import BreakEven, break_even
 from breakeven.decide.bykind import KindAnswer, by_kind
-from breakeven.decide.caveats import batch_caveats, looping_caveat, measuring_caveats
+from breakeven.decide.caveats import batch_caveats, looping_caveats, measuring_caveats
 from breakeven.decide.knee import Knee, knee
 from breakeven.decide.likeness import (
     ConfigDifference,
@@ -155,6 +155,7 @@ def compare(
     manifests = {arm.name: arm.run.manifest for arm in arms}
     warnings = check_alike(manifests, force)
     check_servers(manifests)
+    # What was measured, not what was planned: a run may have been interrupted.
     plans = {arm.name: [level.plan for level in arm.run.levels] for arm in arms}
     lengths = lengths_compared(plans)
     loads = common_loads(plans, lengths)
@@ -163,14 +164,7 @@ def compare(
     shared = {name: {load: own[load] for load in loads} for name, own in turns.items()}
     reference, *others = arms
     how = {other.name: how_measured(reference.run.manifest, other.run.manifest) for other in others}
-    found: dict[str, Ratios] = {
-        name: {
-            load: ratios((reference.name, shared[reference.name][load]), (name, shared[name][load]), own_how)
-            for load in loads
-        }
-        for name, own_how in how.items()
-    }
-    _check_any(found)
+    found = _ratios(reference.name, shared, how)
     at_load = {load: {name: arm_at_load(name, own[load]) for name, own in shared.items()} for load in loads}
     mode = reference.run.levels[0].plan.mode
     temperature = float(reference.run.manifest.flags.get("temperature", 0.0))
@@ -191,10 +185,7 @@ def compare(
         losslessness=losslessness(shared, temperature),
         repeating=looping,
         warnings=tuple(
-            warnings
-            + measuring_caveats(arms, every, how)
-            + batch_caveats(shared, at_load)
-            + [looping_caveat(each) for each in looping]
+            warnings + measuring_caveats(arms, every, how) + batch_caveats(shared, at_load) + looping_caveats(looping)
         ),
     )
 
@@ -208,6 +199,18 @@ def _check_arms(arms: Sequence[ArmRun]) -> None:
     for arm in arms:
         if not arm.run.requests or not arm.run.levels:
             raise RunError(f"{arm.directory} ({arm.name}) has no records: measure it again, or name another run")
+
+
+def _ratios(reference: str, turns: Mapping[str, Turns], how: Mapping[str, How]) -> dict[str, Ratios]:
+    """By arm and load the ratios against the reference, if there is any."""
+    found: dict[str, Ratios] = {
+        name: {
+            load: ratios((reference, mine), (name, turns[name][load]), own) for load, mine in turns[reference].items()
+        }
+        for name, own in how.items()
+    }
+    _check_any(found)
+    return found
 
 
 def _check_any(found: Mapping[str, Ratios]) -> None:

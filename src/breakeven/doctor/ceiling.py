@@ -109,7 +109,7 @@ def quick_ceiling(most_streams: int) -> Ceiling | str:
 
     It has no more than `most_streams` requests in flight, nor more than the soft limit on open files leaves.
     """
-    streams, seconds = min(_QUICK[0], most_streams), _QUICK[1]
+    streams, seconds = max(1, min(_QUICK[0], most_streams)), _QUICK[1]
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         streams = min(streams, max(1, soft - SPARE_DESCRIPTORS))

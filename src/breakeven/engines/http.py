@@ -10,6 +10,8 @@ repeat the key they refuse).
 from __future__ import annotations
 
 import http.client
+import io
+import math
 import re
 import socket
 import ssl
@@ -17,7 +19,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
@@ -32,8 +34,6 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 # A record of TLS type 21 (alert): how a TLS server answers plain HTTP (RFC 8446, 5.1).
 _TLS_ALERT = "\x15\x03"
-
-_PIECE_BYTES = 1 << 16
 
 _TROUBLE = (OSError, http.client.HTTPException, UnicodeError)
 
@@ -93,7 +93,7 @@ class Client:
     """One kept-alive connection to one server, opened at the first request and again whenever it was lost.
 
     `base_url` may carry a path (`http://host/proxy`), which goes before the path of every request.
-    `timeout_s` bounds connecting, each wait for bytes, and the whole of a body without an announced length.
+    `timeout_s` bounds connecting, and then the whole of an answer, however slowly it comes.
     Not thread-safe: a thread that scrapes has a client of its own. Raises `TargetError` for a URL or header
     that can't be used, and from `get` and `post` for every trouble with the connection.
     """
@@ -151,32 +151,56 @@ class Client:
             raise TargetError(_trouble(error, shown(self.base_url), self._timeout_s)) from error
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> Response:
-        deadline = time.monotonic() + self._timeout_s
+        if self._connection.sock is not None:  # the last answer has left it what time it had left
+            self._connection.sock.settimeout(self._timeout_s)
         headers = self._headers if body is None else {"Content-Type": "application/json", **self._headers}
         self._connection.request(method, self._prefix + path or "/", body=body, headers=headers)
         with self._connection.getresponse() as answer:
             named = {name.lower(): value for name, value in answer.getheaders()}
-            return Response(answer.status, named, _body(answer, deadline))
+            return Response(answer.status, named, answer.read())
 
 
-def _body(answer: http.client.HTTPResponse, deadline: float) -> bytes:
-    """The body; one without an announced length may never end, so it must be whole by `deadline`."""
-    if answer.length is not None:
-        return answer.read()
-    body = bytearray()
-    while piece := answer.read1(_PIECE_BYTES):
-        body += piece
-        if time.monotonic() > deadline:
+class _TimelyResponse(http.client.HTTPResponse):
+    """A response that is whole within the socket's timeout, or ends in TimeoutError: head, body and all."""
+
+    def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None):
+        super().__init__(sock, debuglevel, method, url)
+        self.fp = io.BufferedReader(_Timely(self.fp.detach(), sock))
+
+
+class _Timely(io.RawIOBase):
+    """What comes from a socket until its timeout, counted from now, is over. A timeout by itself is for each wait."""
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket) -> None:
+        self._raw, self._sock = raw, sock
+        self._until_s = time.monotonic() + (sock.gettimeout() or math.inf)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
             raise TimeoutError
-    return bytes(body)
+        if left_s < math.inf:
+            self._sock.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _connection(parts: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
     # The port is always given: without it http.client takes the end of an IPv6 address for one.
+    connection: http.client.HTTPConnection
     if parts.scheme == "http":
-        return http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout_s)
-    context = ssl.create_default_context()
-    return http.client.HTTPSConnection(parts.hostname or "", parts.port or 443, timeout=timeout_s, context=context)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout_s)
+    else:
+        host, context = parts.hostname or "", ssl.create_default_context()
+        connection = http.client.HTTPSConnection(host, parts.port or 443, timeout=timeout_s, context=context)
+    connection.response_class = _TimelyResponse
+    return connection
 
 
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -136,7 +136,7 @@ def serve_on(
         )
     port = random.choice([port for port in _PORTS if port not in machine.listening])
     url = f"http://{ssh.address()}:{port}"
-    with kept_log(log_path) as log:
+    with kept_log(log_path, template) as log:
         say(f"starting {template.shown()} on {host}, port {port}")
         with ServerProcess(
             ssh.command("exec sh -s"),

@@ -14,12 +14,12 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from breakeven.engines.process import ServerProcess, free_port
-from breakeven.errors import EngineError, UsageError
+from breakeven.errors import EngineError, RunError, UsageError
 from breakeven.host import describe_machine
 
 __all__ = ["Command", "Progress", "Say", "StartedServer", "kept_log", "parse_command", "serve"]
@@ -33,6 +33,8 @@ SHOWN = 100  # characters of a log's line
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 # Options and variables whose value is a secret. "--tokenizer" and "--max-tokens" are none.
 _SECRET_NAME = re.compile(r"key$|secret|passw|credential|token$", re.IGNORECASE)
+# With what is around it: a short one alone may be anywhere in a log.
+_PASSWORD = re.compile(r"://[^\s/@:]*(:[^\s/@]+@)")
 #: What is shorter is a placeholder, as in `--api-key EMPTY`.
 _SECRET_AT_LEAST = 8
 _MASK = "***"
@@ -80,8 +82,14 @@ class StartedServer:
         return self._process.exit_code()
 
     def save_log(self, path: Path) -> None:
-        """Copy the log as far as it is written, without the secrets that the command holds."""
-        path.write_text(masked(self.log_path.read_text("utf-8", "replace"), self._command), "utf-8")
+        """Copy the log as far as it is written, without the secrets that the command holds.
+
+        Raises RunError where there is no room for it.
+        """
+        try:
+            path.write_text(masked(self.log_path.read_text("utf-8", "replace"), self._command), "utf-8")
+        except OSError as error:
+            raise RunError(f"the server's log, {path}, can't be written: {error.strerror}") from None
 
     def describe(self) -> dict[str, Any]:
         """For the manifest: `command` without secrets, and `host`, what the server's machine is."""
@@ -114,7 +122,7 @@ def serve(command: str, *, start_timeout_s: float, say: Say, log_path: Path | No
     template = parse_command(command)
     port = free_port()
     ready = template.at(port)
-    with kept_log(log_path) as log:
+    with kept_log(log_path, template) as log:
         say(f"starting {template.shown()} on port {port}")
         with _run(ready, port, start_timeout_s, Progress(say), log) as process:
             yield StartedServer(process, template, describe_machine())
@@ -151,8 +159,11 @@ def masked(text: str, command: Command) -> str:
 
 
 @contextlib.contextmanager
-def kept_log(path: Path | None) -> Iterator[Path]:
-    """`path`, or a temporary file that is left behind where the body ends with EngineError, which names it."""
+def kept_log(path: Path | None, command: Command) -> Iterator[Path]:
+    """`path`, or a temporary file that is left behind where the body ends with EngineError, which names it.
+
+    What is left behind is without the command's secrets.
+    """
     if path is not None:
         yield path
         return
@@ -162,6 +173,8 @@ def kept_log(path: Path | None) -> Iterator[Path]:
         yield log
     except EngineError:
         keep = log.exists()
+        if keep:
+            log.write_text(masked(log.read_text("utf-8", "replace"), command), "utf-8")
         raise
     finally:
         if not keep:
@@ -188,13 +201,31 @@ def _run(command: Command, port: int, start_timeout_s: float, progress: Progress
     )
 
 
-def _secrets(words: list[str], environment: dict[str, str]) -> Iterator[str]:
-    """The values of --api-key and its like, as `--name value` or `--name=value`, and of variables so named."""
-    named = list(environment.items())
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if name.startswith("-"):
-            named.append((name, value if equals else following))
+def _secrets(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """The values of options and variables whose names say so, and the passwords of URLs."""
+    named = [*environment.items(), *_named(words)]
     for name, value in named:
         if _SECRET_NAME.search(name) and len(value) >= _SECRET_AT_LEAST:
             yield value
+    for text in (*words, *environment.values()):
+        yield from _PASSWORD.findall(text)
+
+
+def _named(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Names and values, as `--name value`, `--name=value` or, for `env`, `NAME=value`; those of `sh -c '…'` too."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if re.search(r"\s", word):
+            yield from _named(_script_words(word))
+        if equals or name.startswith("-"):
+            yield name, value if equals else following
+
+
+def _script_words(script: str) -> list[str]:
+    """The words of a shell's script, as far as they can be told apart."""
+    lexer = shlex.shlex(script, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        return list(lexer)
+    except ValueError:  # its quotes are odd
+        return script.split()

@@ -6,7 +6,6 @@ import csv
 import io
 import operator
 import string
-import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -17,15 +16,11 @@ from breakeven.measure.level import LevelSummary
 from breakeven.measure.stats import Distribution
 from breakeven.measure.summary import RunSpread, Summary
 from breakeven.options import Format
+from breakeven.report.grid import NONE, Head, aligned, block, number, piped
 
-__all__ = ["level_line", "render"]
+__all__ = ["MEANING", "level_line", "render"]
 
-_NONE = "-"
-#: Width of what stands under the table on a terminal.
-_WIDTH = 110
-
-#: Per check, what its failure does to the numbers, and the mend where there is one.
-_MEANING = {
+MEANING = {
     "cut_short": "requests that were still running are not in the latencies: those lean to short answers",
     "failures": "they are in no latency, and what is refused at once lightens the load of the rest",
     "in_flight": "tok/s is that of a lower load",
@@ -45,6 +40,7 @@ _MEANING = {
     "preemptions": "work was thrown away and done twice: the server's memory is too small for this load",
     "clock": "arrivals around the step may be stamped wrong",
 }
+"""Per check, what its failure does to the numbers, and the mend where there is one."""
 
 
 class _Column(NamedTuple):
@@ -69,9 +65,11 @@ def render(summary: Summary, form: Format) -> str:
     failed = dict.fromkeys(check.name for level in summary.levels for check in level.checks if not check.ok)
     keys = dict(zip(failed, string.ascii_letters, strict=False))
     columns = _columns(summary.levels, keys)
-    lines = (_markdown if form == "markdown" else _aligned)(columns, summary.levels)
+    heads = [Head(column.group, column.name, column.left) for column in columns]
+    rows = [[column.cell(level) for column in columns] for level in summary.levels]
+    lines = (piped if form == "markdown" else aligned)(heads, rows)
     listed = [("Between runs:", _spread(summary.spread)), ("Notes:", _notes(summary.levels, keys))]
-    blocks = ["\n".join(lines), *(_block(title, items, form) for title, items in listed if items)]
+    blocks = ["\n".join(lines), *(block(title, items, form) for title, items in listed if items)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -82,7 +80,7 @@ def level_line(level: LevelSummary) -> str:
     notes = " ".join(check.name for check in level.checks if not check.ok)
     return (
         f"{level.name} max-tokens={level.load['max_tokens']}: {_throughput(level)} tok/s, "
-        f"TTFT p50 {_number(level.ttft_ms.p50)} ms, TPOT p50 {_number(level.tpot_ms.p50)} ms, "
+        f"TTFT p50 {number(level.ttft_ms.p50)} ms, TPOT p50 {number(level.tpot_ms.p50)} ms, "
         f"{requests['ok']} ok{failed}; ended by {level.ended_by}{notes and f'; see {notes}'}"
     )
 
@@ -99,18 +97,18 @@ def _columns(levels: Sequence[LevelSummary], keys: Mapping[str, str]) -> list[_C
         _Column("", "max", lambda level: str(level.load["max_tokens"])),
         _Column("", "run", lambda level: str(level.run + 1)),
         _Column("tok/s", "total", _throughput),
-        _Column("tok/s", "a request", lambda level: _number(level.per_request_throughput.mean)),
+        _Column("tok/s", "a request", lambda level: number(level.per_request_throughput.mean)),
         _Column("latency s", "mean", lambda level: _seconds(level.e2e_ms.mean)),
         _Column("latency s", "p50", lambda level: _seconds(level.e2e_ms.p50)),
         _Column("latency s", "p99", lambda level: _seconds(level.e2e_ms.p99)),
-        _Column("TTFT ms", "p50", lambda level: _number(level.ttft_ms.p50)),
-        _Column("TTFT ms", "p99", lambda level: _number(level.ttft_ms.p99)),
-        _Column("TPOT ms", "p50", lambda level: _number(level.tpot_ms.p50)),
-        _Column("TPOT ms", "p99", lambda level: _number(level.tpot_ms.p99)),
+        _Column("TTFT ms", "p50", lambda level: number(level.ttft_ms.p50)),
+        _Column("TTFT ms", "p99", lambda level: number(level.ttft_ms.p99)),
+        _Column("TPOT ms", "p50", lambda level: number(level.tpot_ms.p50)),
+        _Column("TPOT ms", "p99", lambda level: number(level.tpot_ms.p99)),
         _Column("from due ms", "TTFT p99", lambda level: _from_due(level, "ttft_due_ms")),
         _Column("from due ms", "E2E p99", lambda level: _from_due(level, "e2e_due_ms")),
-        _Column("", "in flight", lambda level: _number(level.in_flight["mean"])),
-        _Column("", "accept", lambda level: _number((level.spec or {}).get("acceptance_length"))),
+        _Column("", "in flight", lambda level: number(level.in_flight["mean"])),
+        _Column("", "accept", lambda level: number((level.spec or {}).get("acceptance_length"))),
         _Column("", "ok", lambda level: str(level.requests["ok"])),
         _Column("", "failed", lambda level: str(level.requests["failed"])),
         _Column("", "notes", notes, left=True),
@@ -127,50 +125,11 @@ def _columns(levels: Sequence[LevelSummary], keys: Mapping[str, str]) -> list[_C
     return [column for column in columns if not silent.get(column.name)]
 
 
-def _aligned(columns: Sequence[_Column], levels: Sequence[LevelSummary]) -> list[str]:
-    """Two lines of header, the groups above; each column as wide as its widest cell."""
-    rows = [[column.name for column in columns], *([column.cell(level) for column in columns] for level in levels)]
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    groups, end = "", 0
-    for before, column, width in zip(["", *(c.group for c in columns)], columns, widths, strict=False):
-        if column.group and column.group != before:
-            groups = groups.ljust(end) + column.group
-        end += width + 2
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (
-            cell.ljust(width) if column.left else cell.rjust(width)
-            for cell, width, column in zip(cells, widths, columns, strict=True)
-        )
-        return "  ".join(padded).rstrip()
-
-    return [groups, *map(line, rows)]
-
-
-def _markdown(columns: Sequence[_Column], levels: Sequence[LevelSummary]) -> list[str]:
-    header = [f"{column.group} {column.name}".strip() for column in columns]
-    rule = ["---" if column.left else "---:" for column in columns]
-    rows = ([column.cell(level) for column in columns] for level in levels)
-    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
-
-
-def _block(title: str, items: Sequence[str], form: Format) -> str:
-    """A list under the table; items may have several lines."""
-    if form == "markdown":
-        return "\n".join([title, "", *("- " + item.replace("\n", "\n  ") for item in items)])
-    wrapped = [
-        textwrap.fill(line, _WIDTH, initial_indent="     " if number else "  ", subsequent_indent="     ")
-        for item in items
-        for number, line in enumerate(item.splitlines())
-    ]
-    return "\n".join([title, *wrapped])
-
-
 def _spread(spreads: Sequence[RunSpread]) -> list[str]:
     return [
         f"{spread.name} max-tokens={spread.load['max_tokens']}: "
-        f"mean {_number(value.mean)} tok/s, std {_number(value.std)}, "
-        f"{_number(value.min)} to {_number(value.max)} over {value.count} runs"
+        f"mean {number(value.mean)} tok/s, std {number(value.std)}, "
+        f"{number(value.min)} to {number(value.max)} over {value.count} runs"
         for spread in spreads
         for value in [spread.output_throughput]
     ]
@@ -190,7 +149,7 @@ def _notes(levels: Sequence[LevelSummary], keys: Mapping[str, str]) -> list[str]
         findings = (
             f"{'all levels' if everywhere[detail] else ', '.join(where)}: {detail}" for detail, where in found.items()
         )
-        items.append(f"{key}  {check_name}: {_MEANING[check_name]}\n{'; '.join(findings)}")
+        items.append(f"{key}  {check_name}: {MEANING[check_name]}\n{'; '.join(findings)}")
     return items
 
 
@@ -216,28 +175,17 @@ def _csv(summary: Summary) -> str:
 def _throughput(level: LevelSummary) -> str:
     throughput = level.output_throughput
     if throughput.ci95 is None:
-        return _number(throughput.value)
+        return number(throughput.value)
     low, high = throughput.ci95
-    return f"{_number(throughput.value)} ±{_number((high - low) / 2)}"
+    return f"{number(throughput.value)} ±{number((high - low) / 2)}"
 
 
 def _from_due(level: LevelSummary, name: str) -> str:
-    return _NONE if level.open_loop is None else _number(getattr(level.open_loop, name).p99)
+    return NONE if level.open_loop is None else number(getattr(level.open_loop, name).p99)
 
 
 def _seconds(milliseconds: float | None) -> str:
-    return _number(None if milliseconds is None else milliseconds / 1e3)
-
-
-def _number(value: float | None) -> str:
-    """Three or four figures: more would be noise."""
-    if value is None:
-        return _NONE
-    size = abs(value)
-    if size >= 1e7 or 0 < size < 1e-3:
-        return f"{value:.2e}"
-    digits = 0 if size >= 1000 else 1 if size >= 10 else 2 if size >= 0.1 or not size else 4
-    return f"{value:.{digits}f}"
+    return number(None if milliseconds is None else milliseconds / 1e3)
 
 
 def _open_part(name: str, part: str) -> Callable[[LevelSummary], object]:
