@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ from breakeven.sweep import Sweep
 __all__ = ["Alternation"]
 
 #: The window of a turn where nobody said how long: so many times the longest request of its ramp, and so many seconds
-#: at least. With `--budget` windows are shorter, and there are as many turns as fit, but no fewer than the third figure.
+#: at least. With `--budget` windows are shorter, and as many turns as fit, no fewer than LEAST_TURNS.
 TURNOVERS, TURNOVERS_IN_BUDGET = (3.0, 5.0), (1.5, 2.0)
 LEAST_TURNS = 3
 #: With `--precision`, the ratio is looked at when so many times `--cycles` are done, and not after each one: that would
@@ -66,7 +67,7 @@ class Alternation:
         material: what is sent.
         live: where progress is shown.
         room: requests that can run at once.
-        directory: gets a run for each arm, named for it.
+        make_directory: called once all arms are found to be usable; the directory gets a run for each, named for it.
 
     `lost` names the arm whose server was gone, if one was.
     """
@@ -78,10 +79,10 @@ class Alternation:
         material: Material,
         live: Live,
         room: int,
-        directory: Path,
+        make_directory: Callable[[], Path],
     ) -> None:
         self._options, self._arms, self._material = options, arms, material
-        self._live, self._room, self._directory = live, room, directory
+        self._live, self._room, self._make_directory = live, room, make_directory
         self._group = secrets.token_hex(8)
         self._loads = plan_levels(structs.replace(options.bench, runs=1), material.trace)
         self._by_sweeps = any(own.serve for own in arms.values())
@@ -92,6 +93,11 @@ class Alternation:
         self._next_ids: dict[str, int] = {}
         self._visits = 0
         self.lost: str | None = None
+
+    @functools.cached_property
+    def directory(self) -> Path:
+        """Where the runs are."""
+        return self._make_directory()
 
     def run(self) -> int:
         """Measures; returns the number of the signal that ended it early, else 0."""
@@ -206,7 +212,7 @@ class Alternation:
         try:
             with start(self._arms[name], self._live.say) as server:
                 stopped_by = uvloop.run(self._measure_sweep(name, server, repeat))
-                server.save_log(self._directory / name / SERVER_LOG)
+                server.save_log(self.directory / name / SERVER_LOG)
                 return stopped_by
         except KeyboardInterrupt:  # while a server starts, which is not done in the event loop
             if not self._writers:
@@ -251,7 +257,7 @@ class Alternation:
     async def _ready(self, name: str, arm: Arm, ceiling: float | None) -> AsyncIterator[_Ready]:
         manifest = self._manifests[name]
         if name not in self._writers:
-            self._writers[name] = self._files.enter_context(RunWriter.create(self._directory / name, manifest))
+            self._writers[name] = self._files.enter_context(RunWriter.create(self.directory / name, manifest))
         async with arm.measuring(
             self._writers[name],
             origin_ns=origin_ns(manifest),
@@ -276,7 +282,7 @@ class Alternation:
             f"plan: {loads} load{'s' * (loads > 1)}, "
             + ("" if budget_s is None else f"within about {duration(budget_s)} ")
             + f"{'up to ' if budget_s else ''}{self._turns} turns of each arm at each"
-            + f", into {self._directory}"
+            + f", into {self.directory}"
         )
 
     def _say_load(self, arms: Sequence[_Ready], load: LevelPlan) -> None:

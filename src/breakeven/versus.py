@@ -139,12 +139,17 @@ def measure_and_compare(options: CompareOptions, slos: str | None) -> Compared:
     live = Live(sys.stderr, quiet=bench.quiet)
     material = load_material(bench, live.say)
     room = provide_descriptors(bench)
-    directory = bench.output or new_directory("compare")
-    make_directory(directory)
-    write_json(directory / ARMS, _Pointers(arms=[_Pointer(name, name) for name in arms]))
-    alternation = Alternation(options, arms, material, live, room, directory)
+
+    def make_place() -> Path:
+        place = bench.output or new_directory("compare")
+        make_directory(place)
+        write_json(place / ARMS, _Pointers(arms=[_Pointer(name, name) for name in arms]))
+        return place
+
+    alternation = Alternation(options, arms, material, live, room, make_place)
     number = alternation.run()
     live.clear()
+    directory = alternation.directory
     names = [name for name in arms if (directory / name / MANIFEST).exists()]
     runs = [ArmRun(name, str(directory / name), read_run(directory / name)) for name in names]
     for run in runs:
