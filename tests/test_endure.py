@@ -310,6 +310,16 @@ def test_a_full_disk_keeps_what_is_done_and_the_run_goes_on(breakeven: Run, tmp_
     assert [level["ended_by"] for level in summary(out)["levels"]] == ["duration"] * 3
 
 
+def test_output_that_has_no_room_is_told_in_one_line(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    args = ("--server-url", server.url, "--concurrency", 1, "--requests", 2, "--max-tokens", 4, "--output", "out")
+    assert breakeven("bench", *args).returncode == 0
+    command = [sys.executable, "-m", "breakeven", "summarize", "out"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    words = "breakeven summarize: error: what is to be printed can't be written: No space left on device\n"
+    assert (result.returncode, result.stderr) == (2, words)
+
+
 # ---- servers that breakeven starts ----
 
 

@@ -15,7 +15,6 @@ import math
 import secrets
 import signal
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -299,17 +298,9 @@ class Alternation:
     async def _display(self, arm: _Ready, level: LevelPlan) -> None:
         if self._options.bench.quiet:
             return
-        history: deque[tuple[int, int]] = deque(maxlen=4)
-        while True:
-            at = await arm.measurer.progress()
-            history.append((at.now_ns, at.tokens))
-            (then_ns, then), (now_ns, now) = history[0], history[-1]
-            rate = (now - then) / ((now_ns - then_ns) / 1e9) if now_ns > then_ns else 0.0
-            self._live.update(
-                f"{level.name}  turn {level.run + 1}/{self._turns} of {arm.name}  {at.stage}  {at.in_flight} in flight"
-                f"  {rate:.0f} tok/s{self._left()}"
-            )
-            await asyncio.sleep(1.0)
+        where = f"{level.name}  turn {level.run + 1}/{self._turns} of {arm.name}"
+        async for at in arm.measurer.watch():
+            self._live.update(f"{where}  {at.stage}  {at.in_flight} in flight  {at.rate:.0f} tok/s{self._left()}")
 
     def _left(self) -> str:
         if not self._visits:

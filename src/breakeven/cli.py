@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import signal
@@ -15,6 +16,9 @@ from breakeven.commands import bench, compare, doctor, simulate, summarize
 from breakeven.errors import UsageError
 
 __all__ = ["main"]
+
+#: What writing fails with where it is no fault of ours: a full disk, a quota, a limit, a terminal that is gone.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,9 +40,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output is gone; nothing is left to tell it, and Python must not try again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output is gone; nothing is left to tell it.
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _drop_output()
+        place = error.filename or "what is to be printed"
+        print(f"breakeven {args.command}: error: {place} can't be written: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _drop_output() -> None:
+    """Standard output takes nothing any more: Python must not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end_in_order() -> None:

@@ -7,7 +7,8 @@ import contextlib
 import gc
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Self, TypedDict
 
 import msgspec
@@ -45,13 +46,12 @@ class Material(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far the running level is; `tokens` counts all output since the run's start."""
+    """How far the running level is; `rate` is tokens a second over the last few seconds."""
 
     stage: str
     in_flight: int
     ended: int
-    tokens: int
-    now_ns: int
+    rate: float
 
 
 class _Around(TypedDict):
@@ -139,12 +139,18 @@ class Measurer:
                 raise self._failure from None
             raise
 
-    async def progress(self) -> Progress:
-        """How far it is now."""
-        await self.client.caught_up()
-        ended = sum(record.phase != "warmup" for record in self._records)
-        stage = self._window.stage if self._window else "warm-up"
-        return Progress(stage, self.client.in_flight, ended, self.client.tokens_so_far(), self.client.clock.now_ns())
+    async def watch(self) -> AsyncIterator[Progress]:
+        """How far it is, each second."""
+        history: deque[tuple[int, int]] = deque(maxlen=4)
+        while True:
+            await self.client.caught_up()
+            history.append((self.client.clock.now_ns(), self.client.tokens_so_far()))
+            (then_ns, then), (now_ns, now) = history[0], history[-1]
+            rate = (now - then) / ((now_ns - then_ns) / 1e9) if now_ns > then_ns else 0.0
+            ended = sum(record.phase != "warmup" for record in self._records)
+            stage = self._window.stage if self._window else "warm-up"
+            yield Progress(stage, self.client.in_flight, ended, rate)
+            await asyncio.sleep(1.0)
 
     def _record(self, record: RequestRecord) -> None:
         """Takes a finished request's record. One that can't be written ends the level: `measure` raises why."""

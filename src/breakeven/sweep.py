@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Sequence
 
 from breakeven.levels import duration, stop_rule
@@ -67,21 +66,15 @@ class Sweep:
                 self._live.say(level_line(summary))
 
     async def _display(self, measurer: Measurer, level: LevelPlan) -> None:
-        """Draws the live line each second; the rate is that of the last few seconds."""
+        """Draws the live line each second."""
         if self._options.quiet:
             return
-        history: deque[tuple[int, int]] = deque(maxlen=4)
         where = f"level {level.index + 1}/{self._count}  {level.name}  max-tokens={level.max_tokens}"
-        while True:
-            at = await measurer.progress()
-            history.append((at.now_ns, at.tokens))
-            (then_ns, then), (now_ns, now) = history[0], history[-1]
-            rate = (now - then) / ((now_ns - then_ns) / 1e9) if now_ns > then_ns else 0.0
+        async for at in measurer.watch():
             self._live.update(
-                f"{where}  {at.stage}  {at.in_flight} in flight  {at.ended} done  {rate:.0f} tok/s"
+                f"{where}  {at.stage}  {at.in_flight} in flight  {at.ended} done  {at.rate:.0f} tok/s"
                 f"  about {duration(self._seconds_left())} left"
             )
-            await asyncio.sleep(1.0)
 
     def _seconds_left(self) -> float:
         """Until the run ends: by the levels so far, before there is one by the plan, with a budget by that."""

@@ -36,6 +36,6 @@ def test_the_time_that_a_trace_takes_is_told(tmp_path: Path) -> None:
     trace.write_text("at_s,input_tokens,output_tokens\n0,10,5\n600,10,5\n")
     with null_server("--step-us", "5000") as server:
         diagnosis = doctor(BenchOptions(server_url=server.url, trace=str(trace)), seconds=0.1)
-    (plan,) = [finding for finding in diagnosis.findings if finding.name == "plan"]
-    assert "takes about 10 min" in plan.found
+    (plan,) = [found for found in diagnosis.findings if found.name == "plan"]
+    assert "takes about 10 min" in plan.finding
     assert "headroom" not in {finding.name for finding in diagnosis.findings}

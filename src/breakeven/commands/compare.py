@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from breakeven.commands.flags import add_load, add_output, add_requests, flag, given_options
-from breakeven.commands.values import arm, count, header, share
+from breakeven.commands.flags import add_access, add_load, add_output, add_requests, flag, given_options
+from breakeven.commands.values import arm, count, share
 from breakeven.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ def add(commands: Any) -> None:
     add("--concurrently", action="store_true", help="load the arms at the same time: only on machines of their own")
     add("--slo", metavar="LIMITS", help="the largest load that holds them, e.g. ttft_p99:2000,tpot_p50:50 (ms)")
     add("--force", action="store_true", help="compare runs that are unlike")
-    add("--api", choices=("auto", "chat", "completions", "sglang"), help="default: what answers")
-    add("--model", help="default: the first that each server lists")
-    add(
-        "--header", dest="headers", action="append", type=header, metavar="'NAME: VALUE'", help="sent with each request"
-    )
-    add("--api-key-env", metavar="VARIABLE", help="the variable that holds the key (default: OPENAI_API_KEY)")
+    add_access(add)
     add("--repeats", type=count, metavar="R", help="sweeps of each arm, where arms are started by a command (3)")
     add(
         "--precision",

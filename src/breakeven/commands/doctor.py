@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from breakeven.commands.flags import add_load, add_requests, given_options
-from breakeven.commands.values import header
+from breakeven.commands.flags import add_access, add_load, add_requests, given_options
 
 __all__ = ["add"]
 
@@ -23,12 +22,7 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=_run)
     add = parser.add_argument_group("server").add_argument
     add("--server-url", metavar="URL", help="the server, e.g. http://localhost:8000")
-    add("--api", choices=("auto", "chat", "completions", "sglang"), help="default: what answers")
-    add("--model", help="default: the first that the server lists")
-    add(
-        "--header", dest="headers", action="append", type=header, metavar="'NAME: VALUE'", help="sent with each request"
-    )
-    add("--api-key-env", metavar="VARIABLE", help="the variable that holds the key (default: OPENAI_API_KEY)")
+    add_access(add)
     add_load(parser)
     add_requests(parser)
     parser.add_argument("--format", choices=("table", "json"), help="what is printed (table)")

@@ -7,7 +7,7 @@ the defaults stand in one place (`BenchOptions`) and it can be told whether some
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from breakeven.commands.values import (
 )
 from breakeven.errors import UsageError
 
-__all__ = ["add_load", "add_output", "add_requests", "add_server", "flag", "given_options"]
+__all__ = ["add_access", "add_load", "add_output", "add_requests", "add_server", "flag", "given_options"]
 
 #: Flags that say something only beside one of others.
 _NEEDS = {
@@ -71,6 +71,11 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="the longest it may take to answer (20m)",
     )
+    add_access(add)
+
+
+def add_access(add: Callable[..., object]) -> None:
+    """How to speak to a server, as flags of a group."""
     add("--api", choices=("auto", "chat", "completions", "sglang"), help="default: what answers")
     add("--model", help="default: the first that the server lists")
     add(

@@ -117,10 +117,17 @@ class Connection:
         self.close()
         self._end()
 
-    def check(self) -> None:
-        """Looks at the socket unasked: libuv tells of data and a reset that come together only once, as of data."""
-        if self.usable:
-            self._on_readable()
+    def check(self) -> bool:
+        """Looks at the socket unasked: libuv tells of data and a reset that come together only once, as of data.
+
+        Returns whether there was anything.
+        """
+        if not self.usable:
+            return False
+        exchange = self._exchange
+        before = len(exchange.reads) if exchange else 0
+        self._on_readable()
+        return not self.usable or (exchange is not None and len(exchange.reads) > before)
 
     def _on_readable(self) -> None:
         # The hot path: once per chunk. Nothing here may look into the bytes beyond their end.

@@ -14,7 +14,7 @@ from breakeven.records import Outcome, RequestRecord
 
 __all__ = ["Flight"]
 
-#: From this silence on a connection is looked at unasked, see `Connection.check`.
+#: After this silence a connection is looked at unasked, see `Connection.check`.
 _QUIET_NS = 250_000_000
 #: A whole answer with at most so many pieces unread is read at once, to know whether it was one: some 50 us.
 _SHORT = 16
@@ -34,7 +34,7 @@ class Flight:
         self.reconnects = 0
         self.retries = 0
         self._failure: tuple[Outcome, str] | None = None
-        self._heard_ns = 0
+        self._heard_ns = self._looked_ns = 0
 
     @property
     def came_through(self) -> bool:
@@ -97,8 +97,9 @@ class Flight:
         sent_ns, heard_ns = exchange.sent_ns, exchange.last_read_ns
         if not sent_ns or connection is None:
             return
-        if heard_ns and now_ns - heard_ns > _QUIET_NS:
-            connection.check()
+        if heard_ns != self._looked_ns and now_ns - heard_ns > _QUIET_NS:
+            # Once a silence: a reset that was not told of came with what was read last.
+            self._looked_ns = 0 if connection.check() else heard_ns
         if now_ns - sent_ns > timeout_ns:
             why = f"no end within {timeout_ns / 1e9:g} s (--timeout)"
         elif heard_ns and now_ns - heard_ns > stall_ns:

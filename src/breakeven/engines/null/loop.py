@@ -6,6 +6,7 @@ now and then.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -57,6 +58,7 @@ class Server:
         self._conns: dict[int, Conn] = {}
         self._jobs: dict[int, Job] = {}
         self._count = 0
+        self._is_full = False  # as many connections as there are descriptors
         self._routes = self._make_routes()
         self._clock = KernelClock()
         ask_for_stamps(listener)  # and so of what it accepts: a request may be there before its connection is taken
@@ -105,6 +107,12 @@ class Server:
                 return
             except ConnectionError:
                 continue  # the client left before it was seen
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                self._epoll.unregister(self._listener)  # it would be told of without end; who comes waits
+                self._is_full = True
+                return
             self._conns[sock.fileno()] = Conn(sock, self._epoll, self._clock)
 
     def _take_socket(self) -> socket.socket:
@@ -131,6 +139,9 @@ class Server:
         if job := self._jobs.pop(conn.fd, None):
             self._engine.drop(job)
         conn.close()
+        if self._is_full:
+            self._is_full = False
+            self._epoll.register(self._listener, select.EPOLLIN)
 
     def _serve(self, conn: Conn) -> None:
         """Answer the requests in the inbox in their order, up to one that has to wait for the engine."""
