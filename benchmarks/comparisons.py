@@ -47,7 +47,9 @@ Gain = Callable[[float], float]
 #: What one run showed, by name; a share is of the runs that have the name.
 Outcome = Mapping[str, bool]
 
-MAX_TOKENS = 16
+#: Tokens of an answer. A window holds one more or one less of the answers' first tokens, which come at once, by where
+#: it begins, and that is the same in all turns of a load: where a ratio has to be right, answers are longer.
+SHORT, LONGER = 16, 64
 K = 3
 DOUBLING = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Eight loads that cost little to simulate: between equal arms a load is as good as another.
@@ -63,12 +65,12 @@ TURN = StopRule(turnovers=TURNOVERS[0], turnovers_least_s=TURNOVERS[1])
 
 
 class Drifting(Machine):
-    """A machine that slows down by a share in each shortest window, for twenty of them, and then recovers as slowly.
+    """A machine that slows down by a share in each shortest window, for forty of them, and then recovers as slowly.
 
     Forever the same way, two percent a window would make it five times as slow within the 32 pairs of the last look.
     """
 
-    _WINDOWS = 20
+    _WINDOWS = 40
 
     def __init__(self, noise: Noise, seed: int, share: float) -> None:
         super().__init__(noise, seed)
@@ -91,28 +93,40 @@ class Rates(NamedTuple):
         return paired(self.reference[:pairs], self.other[:pairs])
 
 
+class Pair(NamedTuple):
+    """Two arms, the reference and the other, and the tokens of their answers."""
+
+    reference: Arm
+    other: Arm
+    tokens: int
+
+    def true_ratio(self, load: int) -> float:
+        return _truth(self.other, load, self.tokens) / _truth(self.reference, load, self.tokens)
+
+
+@cache
 def prompts() -> PromptSet:
     return load_prompts(None)
 
 
-def off_ms(load: float) -> float:
-    """A step without drafts."""
-    return 80.0 + 0.5 * load
+def off_ms(load: float, tokens: int) -> float:
+    """A step without drafts; answers take as long whatever their tokens."""
+    return (80.0 + 0.5 * load) * SHORT / tokens
+
+
+def pair_of(gain: Gain, noise: Noise = NOISE, tokens: int = SHORT) -> Pair:
+    """Off and on, whose throughputs have this log ratio, but for what prompts cost."""
+    off = [(c, 0, off_ms(c, tokens)) for c in range(1, 129)]
+    on = [(c, K, off_ms(c, tokens) * _tokens_a_step(tokens) * math.exp(-gain(c))) for c in range(1, 129)]
+    engine = _engine((*off, *on), noise)
+    return Pair(Arm(engine, 0), Arm(engine, K), tokens)
 
 
 @cache
-def _tokens_a_step() -> float:
+def _tokens_a_step(tokens: int) -> float:
     """How many times the throughput is at K if steps are no longer for it."""
-    even = _engine(tuple((c, k, off_ms(c)) for c in (1, 128) for k in (0, K)), NOISE)
-    return _truth(Arm(even, K), 1) / _truth(Arm(even, 0), 1)
-
-
-def arms_of(gain: Gain, noise: Noise = NOISE) -> tuple[Arm, Arm]:
-    """Off and on, whose throughputs have this log ratio, but for what prompts cost."""
-    off = [(c, 0, off_ms(c)) for c in range(1, 129)]
-    on = [(c, K, off_ms(c) * _tokens_a_step() * math.exp(-gain(c))) for c in range(1, 129)]
-    engine = _engine((*off, *on), noise)
-    return Arm(engine, 0), Arm(engine, K)
+    engine = _engine(tuple((c, k, off_ms(c, tokens)) for c in (1, 128) for k in (0, K)), NOISE)
+    return Pair(Arm(engine, 0), Arm(engine, K), tokens).true_ratio(1)
 
 
 def _engine(points: tuple[tuple[float, int, float], ...], noise: Noise) -> EngineModel:
@@ -124,28 +138,25 @@ def _engine(points: tuple[tuple[float, int, float], ...], noise: Noise) -> Engin
     )
 
 
-def _truth(arm: Arm, load: int) -> float:
+def _truth(arm: Arm, load: int, tokens: int) -> float:
     assert isinstance(arm.k, int)
-    return true_throughput(arm.model, prompts_once(), concurrency=load, k=arm.k, max_tokens=MAX_TOKENS)
-
-
-prompts_once = cache(prompts)
+    return true_throughput(arm.model, prompts(), concurrency=load, k=arm.k, max_tokens=tokens)
 
 
 def take_turns(
-    arms: tuple[Arm, Arm], load: int, seed: int, *, precision: float | None = None, machine: Machine | None = None
+    pair: Pair, load: int, seed: int, *, precision: float | None = None, machine: Machine | None = None
 ) -> Rates:
     """Measures two arms at a load, A B B A, for as many cycles as `breakeven compare` does by default.
 
     Args:
-        arms: the reference and the other.
+        pair: the arms.
         load: requests in flight.
         seed: of everything that is drawn.
         precision: if given, there are up to four times the cycles, and looks as `alternation` has them.
-        machine: by default one with the arms' noise.
+        machine: by default one with the reference's noise.
     """
-    conditions = Conditions(prompts_once(), TURN, seed)
-    machine = machine or Machine(arms[0].model.noise, seed)
+    conditions = Conditions(prompts(), TURN, seed)
+    machine = machine or Machine(pair.reference.model.noise, seed)
     looks = [PAIRS * look for look in LOOKS]
     rates = Rates([], [])
 
@@ -155,9 +166,9 @@ def take_turns(
             if precision and number in looks and _is_precise(rates.ratio(), precision):
                 return
             for which in (0, 1) if number % 2 == 0 else (1, 0):
-                arm = arms[which]
+                arm = pair[which]
                 engine = Engine(arm.model, machine, arm.k, seed=[seed, which, number])
-                plan = LevelPlan(index=number, run=number, concurrency=load, max_tokens=MAX_TOKENS)
+                plan = LevelPlan(index=number, run=number, concurrency=load, max_tokens=pair.tokens)
                 level, requests = await run_level(engine, plan, conditions, numbers)
                 rates[which].append(summarize_level(level, requests, shared_cores=None).output_throughput.value)
 
@@ -184,9 +195,9 @@ def _covers(ratio: Ratio | NoRatio, truth: float) -> bool:
     return interval.low <= truth <= interval.high
 
 
-def compare(arms: tuple[Arm, Arm], loads: Sequence[int], seed: int) -> dict[float, Ratio | NoRatio]:
+def compare(pair: Pair, loads: Sequence[int], seed: int) -> dict[float, Ratio | NoRatio]:
     """The ratio at each load."""
-    return {float(load): take_turns(arms, load, 1000 * seed + load).ratio() for load in loads}
+    return {float(load): take_turns(pair, load, 1000 * seed + load).ratio() for load in loads}
 
 
 # ---- the cases: one run each ----
@@ -195,12 +206,12 @@ def compare(arms: tuple[Arm, Arm], loads: Sequence[int], seed: int) -> dict[floa
 def throughput(memory_s: float) -> Callable[[int], Outcome]:
     """A level by itself, with the window that `breakeven bench` gives it."""
     options = BenchOptions()
-    engine = _engine(tuple((c, 0, off_ms(c)) for c in (1, 128)), Noise(sd=0.1, memory_s=memory_s, jitter_sd=0.05))
-    truth = _truth(Arm(engine, 0), 4)
+    engine = _engine(tuple((c, 0, off_ms(c, SHORT)) for c in (1, 128)), Noise(sd=0.1, memory_s=memory_s, jitter_sd=0.05))
+    truth = _truth(Arm(engine, 0), 4, SHORT)
 
     def run(seed: int) -> Outcome:
-        plan = LevelPlan(index=0, run=0, concurrency=4, max_tokens=MAX_TOKENS)
-        conditions = Conditions(prompts_once(), stop_rule(options), seed, options.precision)
+        plan = LevelPlan(index=0, run=0, concurrency=4, max_tokens=SHORT)
+        conditions = Conditions(prompts(), stop_rule(options), seed, options.precision)
         (level,), requests = simulate(engine, [plan], 0, conditions)
         found = summarize_level(level, requests, shared_cores=None).output_throughput
         assert found.ci95 is not None
@@ -215,11 +226,11 @@ def throughput(memory_s: float) -> Callable[[int], Outcome]:
 def drifting(share: float, walk: float = 0.0, precision: float = 0.03) -> Callable[[int], Outcome]:
     """The ratio at a load while the machine slows by `share` a window, or walks `walk` from one to the next."""
     noise = structs.replace(NOISE, walk_per_hour=walk * math.sqrt(3600 / TURNOVERS[1]))
-    arms, load = arms_of(lambda load: 0.1, noise), 4
-    truth = _truth(arms[1], load) / _truth(arms[0], load)
+    pair, load = pair_of(lambda load: 0.1, noise, LONGER), 4
+    truth = pair.true_ratio(load)
 
     def run(seed: int) -> Outcome:
-        rates = take_turns(arms, load, seed, precision=precision, machine=Drifting(noise, seed, share))
+        rates = take_turns(pair, load, seed, precision=precision, machine=Drifting(noise, seed, share))
         ratio = rates.ratio(PAIRS)
         assert isinstance(ratio, Ratio)
         return {
@@ -235,9 +246,11 @@ def one_break_even(seed: int) -> Outcome:
     """Speculation that pays below a load drawn evenly, on the log scale, from 3 to 48."""
     rng = np.random.default_rng([seed, 7])
     middle = float(rng.uniform(math.log(3), math.log(48)))
-    arms = arms_of(lambda load: 0.075 - 0.375 * math.tanh(math.log(load) / 2 - middle / 2 + math.atanh(0.2)))
-    (truth,) = true_break_evens(arms[0].model, arms[1].model, prompts_once(), k=K, max_tokens=MAX_TOKENS, most=128)
-    found = break_even(compare(arms, DOUBLING, seed))
+    pair = pair_of(lambda load: 0.075 - 0.375 * math.tanh(math.log(load) / 2 - middle / 2 + math.atanh(0.2)))
+    (truth,) = true_break_evens(
+        pair.reference.model, pair.other.model, prompts(), k=K, max_tokens=pair.tokens, most=128
+    )
+    found = break_even(compare(pair, DOUBLING, seed))
     outcome = {"counted": found.kind == "pays_below"}
     if found.crossings:
         crossing = found.crossings[0]
@@ -247,8 +260,8 @@ def one_break_even(seed: int) -> Outcome:
 
 def equal_arms(seed: int) -> Outcome:
     """An arm against itself at eight loads."""
-    arm, _ = arms_of(lambda load: 0.0)
-    judged = judge(compare((arm, arm), LOW, seed)).values()
+    _, arm, tokens = pair_of(lambda load: 0.0)
+    judged = judge(compare(Pair(arm, arm, tokens), LOW, seed)).values()
     return {
         "a difference quoted": any(each.verdict in ("faster", "slower") for each in judged),
         "without Holm": any(each.alone in ("faster", "slower") for each in judged),
@@ -257,10 +270,10 @@ def equal_arms(seed: int) -> Outcome:
 
 def five_percent(noise: Noise, precision: float | None = None) -> Callable[[int], Outcome]:
     """An arm that is truly 5 % faster, at one load."""
-    arms, load = arms_of(lambda load: math.log(1.05), noise), 8
+    pair, load = pair_of(lambda load: math.log(1.05), noise), 8
 
     def run(seed: int) -> Outcome:
-        ratio = take_turns(arms, load, seed, precision=precision).ratio()
+        ratio = take_turns(pair, load, seed, precision=precision).ratio()
         assert isinstance(ratio, Ratio)
         return {"found": judge({load: ratio})[load].verdict == "faster", "half width <= 2.5 %": _half_width(ratio) <= 0.025}
 
@@ -271,7 +284,7 @@ def kinds(gain: Gain, loads: Sequence[int], noise: Noise) -> Callable[[int], Out
     """What is said of a curve."""
 
     def run(seed: int) -> Outcome:
-        found: BreakEven = break_even(compare(arms_of(gain, noise), loads, seed))
+        found: BreakEven = break_even(compare(pair_of(gain, noise), loads, seed))
         return {found.kind: True}
 
     return run

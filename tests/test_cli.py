@@ -265,3 +265,12 @@ def cpu_seconds(*args: str) -> float:
     subprocess.run([sys.executable, *args], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize("load", ["--concurrency 1", "--rate 5"])
+def test_too_few_descriptors_for_anything(tmp_path: Path, load: str) -> None:
+    command = f"ulimit -n 60; exec {sys.executable} -m breakeven bench --server-url http://127.0.0.1:1 {load}"
+    result = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 2
+    assert "60 open files are too few" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -76,11 +76,11 @@ def test_when_a_level_ends(
 
 
 def test_open_levels_take_as_long_as_their_requests_need_to_come() -> None:
-    assert planned(rate=(0.5, 2), requests=40) == Plan(80 + 20 + 8, 80 + 20 + 8, 8)
-    assert planned(rate=(2,)).least_s == 150 + 4
-    assert planned(rate=(0.5,)).least_s == 240 + 4  # 300 requests would take 600 s
-    assert planned(rate=(2,), duration_s=30).least_s == 30 + 4
-    assert planned(rate=(2,), requests=40, max_seconds=10).least_s == 10 + 4
+    assert planned(rate=(0.5, 2), requests=40) == Plan(80 + 20 + 8 + 2.5, 80 + 20 + 8 + 2.5, 8 + 2.5)
+    assert planned(rate=(2,)).least_s == 150 + 4 + 0.5
+    assert planned(rate=(0.5,)).least_s == 240 + 4 + 2  # 300 requests would take 600 s
+    assert planned(rate=(2,), duration_s=30).least_s == 30 + 4 + 0.5
+    assert planned(rate=(2,), requests=40, max_seconds=10).least_s == 10 + 4 + 0.5
 
 
 def test_a_trace_takes_as_long_as_it_says() -> None:
@@ -100,11 +100,11 @@ def test_closed_levels_take_as_long_as_their_rule() -> None:
 
 def test_warm_up_is_part_of_it() -> None:
     assert planned(concurrency=(4,), requests=8, warmup=5).around_s == 4 + 4
-    assert planned(rate=(2,), requests=8, warmup=5).around_s == 10 + 4
+    assert planned(rate=(2,), requests=8, warmup=5).around_s == 10 + 4 + 0.5
 
 
 def test_a_budget_is_what_it_takes() -> None:
-    assert planned(rate=(2,), budget_s=60) == Plan(60, 60, 4)
+    assert planned(rate=(2,), budget_s=60) == Plan(60, 60, 4.5)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,8 @@ def test_a_budget_is_what_it_takes() -> None:
 )
 def test_durations_are_for_people(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_rare_request_is_waited_for() -> None:
+    rare = planned_seconds(BenchOptions(rate=(0.01,), duration_s=3, warmup=0), 0.1, 0.01)
+    assert rare.least_s >= 100

@@ -44,6 +44,13 @@ class Bench(NamedTuple):
     lost: bool
 
 
+class _Before(NamedTuple):
+    """The run that is gone on with, and its writer, which holds the lock."""
+
+    run: Run
+    writer: RunWriter
+
+
 def bench(options: BenchOptions) -> Bench:
     """Runs a benchmark.
 
@@ -66,11 +73,14 @@ def resume(directory: Path, given: BenchOptions) -> Bench:
     Raises:
         UsageError: the run is complete, another process writes to it, or what answers is not what was measured.
     """
-    run = read_run(directory)
-    if len(finished_levels(run)) == len(run.manifest.levels):
-        raise RunError(f"--resume {directory}: all {len(run.manifest.levels)} levels of this run are finished")
-    options = options_of(directory, run.manifest, given)
-    return _run(options, run)
+    with RunWriter.reopen(directory) as writer:
+        run = read_run(directory)
+        if len(finished_levels(run)) == len(run.manifest.levels):
+            raise RunError(
+                f"--resume {directory}: all {len(run.manifest.levels)} levels of this run are finished; "
+                f"breakeven summarize {directory} makes its summary again"
+            )
+        return _run(options_of(directory, run.manifest, given), _Before(run, writer))
 
 
 def summarize_run(directory: Path) -> Summary:
@@ -84,7 +94,7 @@ def summarize_run(directory: Path) -> Summary:
     return summary
 
 
-def _run(options: BenchOptions, before: Run | None) -> Bench:
+def _run(options: BenchOptions, before: _Before | None) -> Bench:
     live = Live(sys.stderr, quiet=options.quiet)
     material = load_material(options, live.say)
     room = provide_descriptors(options)
@@ -98,7 +108,7 @@ def _run(options: BenchOptions, before: Run | None) -> Bench:
 class _Job:
     """One bench from the first request to the last record. `before` is the run that it goes on with."""
 
-    def __init__(self, arm: Arm, live: Live, room: int, before: Run | None) -> None:
+    def __init__(self, arm: Arm, live: Live, room: int, before: _Before | None) -> None:
         self._arm, self._live, self._room, self._before = arm, live, room, before
         self._options = arm.options
         self.summary: Summary
@@ -112,12 +122,12 @@ class _Job:
         plan = planned_seconds(options, *found.seconds_per_request, arm.material.trace)
         manifest = arm.manifest(arm.levels)
         if before is not None:
-            check_same(before.manifest, manifest)
-            manifest = before.manifest
+            check_same(before.run.manifest, manifest)
+            manifest = before.run.manifest
         self.directory = options.output or new_directory(options.label or _kind(options))
         self._announce(plan)
         ceiling = await client_ceiling(self._live, self._room)
-        first_id = max((record.id + 1 for record in before.requests), default=0) if before else 0
+        first_id = max((record.id + 1 for record in before.run.requests), default=0) if before else 0
         with self._writer(manifest) as writer:
             sweep = Sweep(options, len(arm.levels), self._live, planned_s=plan.least_s)
             async with arm.measuring(
@@ -125,22 +135,26 @@ class _Job:
             ) as measurer:
                 stopped_by = await until_signal(sweep.run(measurer, self._left()))
             self.lost = measurer.lost
-            arm.server.save_log(self.directory / SERVER_LOG)
             writer.finish(interrupted=bool(stopped_by) or self.lost)
-        summaries = measurer.summaries
-        self.summary = summary_of(manifest, summaries) if before is None else summarize(read_run(self.directory))
-        write_json(self.directory / SUMMARY, self.summary)
+            summaries = measurer.summaries
+            self.summary = summary_of(manifest, summaries) if before is None else summarize(read_run(self.directory))
+        try:
+            write_json(self.directory / SUMMARY, self.summary)
+            arm.server.save_log(self.directory / SERVER_LOG)
+        except RunError as error:  # all records are written, and the numbers can still be shown
+            self._live.say(f"note: {error}")
         self._say_lost()
         return stopped_by
 
     def _writer(self, manifest: Manifest) -> RunWriter:
         if self._before is None:
             return RunWriter.create(self.directory, manifest)
-        return RunWriter.reopen(self.directory, manifest, finished_levels(self._before))
+        self._before.writer.go_on(manifest, finished_levels(self._before.run))
+        return self._before.writer
 
     def _left(self) -> list[LevelPlan]:
         """The levels to measure."""
-        done = finished_levels(self._before) if self._before else set()
+        done = finished_levels(self._before.run) if self._before else set()
         return [level for level in self._arm.levels if level.index not in done]
 
     def _say_lost(self) -> None:
@@ -168,7 +182,7 @@ class _Job:
         levels = len(self._arm.levels)
         self._live.say(f"plan: {levels} level{'s' * (levels > 1)}, about {span}, into {self.directory}")
         if self._before is not None:
-            self._announce_resumed(self._before)
+            self._announce_resumed(self._before.run)
 
     def _announce_resumed(self, before: Run) -> None:
         left = self._left()
@@ -217,6 +231,8 @@ def provide_descriptors(options: BenchOptions) -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+    if most <= SPARE_DESCRIPTORS:
+        raise UsageError(f"{most} open files are too few: raise the limit (ulimit -Hn) above {SPARE_DESCRIPTORS}")
     is_closed = not options.rate and options.trace is None
     in_flight = max(options.concurrency) if is_closed else options.max_in_flight
     wanted = most if in_flight is None else in_flight + SPARE_DESCRIPTORS

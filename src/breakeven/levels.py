@@ -82,6 +82,8 @@ def planned_seconds(
         alone_s = first_s + per_token_s * level.max_tokens
         ramp = options.ramp and level.mode != "trace"
         around += alone_s * (2 * ramp + -(-options.warmup // _warm_up_width(level)))
+        if level.mode == "open":
+            around += min(1 / level.rate, stop.ramp_limit_s)  # until the first is due
         shortest, longest = _window_seconds(level, stop, alone_s, trace)
         least, most = least + shortest, most + longest
     if options.budget_s is not None:

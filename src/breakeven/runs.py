@@ -80,22 +80,29 @@ class RunWriter:
         return cls(directory, manifest)
 
     @classmethod
-    def reopen(cls, directory: Path, manifest: Manifest, finished: Collection[int]) -> Self:
-        """Goes on with a run whose finished levels are given; lines of others move to a file beside.
+    def reopen(cls, directory: Path) -> Self:
+        """Takes hold of a run that is there; nothing is changed before `go_on`.
 
         Raises:
-            RunError: it can't be written, or another process is writing to it.
+            RunError: there is none, it can't be written, or another process is writing to it.
         """
-        writer = cls(directory, manifest)
+        return cls(directory, _read_manifest(directory))
+
+    def go_on(self, manifest: Manifest, finished: Collection[int]) -> None:
+        """Begins to go on with a run whose finished levels are given; lines of others move to a file beside.
+
+        Raises:
+            RunError: they can't be moved.
+        """
         try:
-            _set_aside(directory / REQUESTS, finished, lambda line: _RequestHead.decode(line).level)
-            _set_aside(directory / LEVELS, finished, lambda line: _LevelHead.decode(line).plan.index)
+            _set_aside(self.directory / REQUESTS, finished, lambda line: _RequestHead.decode(line).level)
+            _set_aside(self.directory / LEVELS, finished, lambda line: _LevelHead.decode(line).plan.index)
         except OSError as error:
-            raise RunError(f"--resume {directory}: {error.strerror}") from None
+            raise RunError(f"--resume {self.directory}: {error.strerror}") from None
         manifest.ended, manifest.interrupted = None, False
         manifest.resumed.append(_now())
-        write_json(directory / MANIFEST, manifest)
-        return writer
+        self._manifest = manifest
+        write_json(self.directory / MANIFEST, manifest)
 
     def add_request(self, record: RequestRecord) -> None:
         """Appends one request's record."""

@@ -104,8 +104,8 @@ def _load(level: LevelRecord, records: Sequence[RequestRecord], in_flight: float
         yield Check(
             "backlog",
             not found.grows,
-            f"from {found.first:.0f} to {found.last:.0f} requests due and not ended; {numbers.offered_rate:.3g} came "
-            f"and {numbers.ended_rate:.3g} ended a second",
+            f"from {found.first} to {found.last} requests due and not ended; {_rate(numbers.offered_rate)} came and "
+            f"{_rate(numbers.ended_rate)} ended a second",
         )
 
 
@@ -234,6 +234,10 @@ def _preemptions(engine: Mapping[str, float | None]) -> Iterator[Check]:
 def _clock(level: LevelRecord) -> Check:
     steps = level.client.clock_steps
     return Check("clock", not steps, f"wall time was stepped {steps} times" if steps else "wall time was not stepped")
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _counted(outcomes: Counter[str]) -> str:
