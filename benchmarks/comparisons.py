@@ -61,25 +61,29 @@ NOISE = Noise(sd=0.03, memory_s=1.0, jitter_sd=0.03)
 QUIET = structs.replace(NOISE, sd=0.01)
 #: Of each arm's turns, as many as `breakeven compare` takes by default.
 PAIRS = 2 * {field.name: field.default for field in structs.fields(CompareOptions)}["cycles"]
+#: From one turn to the next, about, ramp and drain included.
+TURN_S = 6.5
 TURN = StopRule(turnovers=TURNOVERS[0], turnovers_least_s=TURNOVERS[1])
 
 
 class Drifting(Machine):
-    """A machine that slows down by a share in each shortest window, for forty of them, and then recovers as slowly.
+    """A machine that slows down by a share from one turn to the next, for 24 of them, and then recovers as slowly.
 
-    Forever the same way, two percent a window would make it five times as slow within the 32 pairs of the last look.
+    All of the default's 16 turns lie on one such slope. Forever the same way, 5 % a turn would make it 23 times as slow
+    within the turns of the last look.
     """
 
-    _WINDOWS = 40
+    _SLOPE_S = 24 * TURN_S
 
     def __init__(self, noise: Noise, seed: int, share: float) -> None:
         super().__init__(noise, seed)
-        self._share = math.log1p(share)
-        self._began = float(np.random.default_rng([seed, 8]).uniform(0, 2 * self._WINDOWS))
+        self._per_s = math.log1p(share) / TURN_S
+        self._began_s = float(np.random.default_rng([seed, 8]).uniform(0, 8 * TURN_S))
 
     def slowness(self, at_ns: int) -> float:
-        at = (self._began + at_ns / 1e9 / TURNOVERS[1]) % (2 * self._WINDOWS)
-        return super().slowness(at_ns) * math.exp(self._share * min(at, 2 * self._WINDOWS - at))
+        at_s = (self._began_s + at_ns / 1e9) % (2 * self._SLOPE_S)
+        wandered_s = min(at_s, 2 * self._SLOPE_S - at_s) - self._SLOPE_S / 2
+        return super().slowness(at_ns) * math.exp(self._per_s * wandered_s)
 
 
 class Rates(NamedTuple):
@@ -224,8 +228,8 @@ def throughput(memory_s: float) -> Callable[[int], Outcome]:
 
 
 def drifting(share: float, walk: float = 0.0, precision: float = 0.03) -> Callable[[int], Outcome]:
-    """The ratio at a load while the machine slows by `share` a window, or walks `walk` from one to the next."""
-    noise = structs.replace(NOISE, walk_per_hour=walk * math.sqrt(3600 / TURNOVERS[1]))
+    """The ratio at a load while the machine slows by `share` from one turn to the next, or walks `walk`."""
+    noise = structs.replace(NOISE, walk_per_hour=walk * math.sqrt(3600 / TURN_S))
     pair, load = pair_of(lambda load: 0.1, noise, LONGER), 4
     truth = pair.true_ratio(load)
 
@@ -310,9 +314,9 @@ def cases() -> list[Case]:
         Case("equal arms, eight loads", "quoted in at most 5 %", equal_arms),
         Case("one break-even, loads 1 to 128", "at least 93 % covered", one_break_even),
         Case("ratio, no drift", spread, drifting(0.0)),
-        Case("ratio, drift of 2 % a window", spread, drifting(0.02)),
-        Case("ratio, drift of 5 % a window", spread, drifting(0.05)),
-        Case("ratio, random walk of 3 % a window", spread, drifting(0.0, walk=0.03)),
+        Case("ratio, drift of 2 % a turn", spread, drifting(0.02)),
+        Case("ratio, drift of 5 % a turn", spread, drifting(0.05)),
+        Case("ratio, random walk of 3 % a turn", spread, drifting(0.0, walk=0.03)),
         Case("5 % faster, quiet machine", "at least 90 % found", five_percent(QUIET)),
         Case("5 % faster, `--precision 0.025`", "at least 90 % found", five_percent(NOISE, 0.025)),
         Case("throughput, memory 0.3 s", "92 to 97 % covered", throughput(0.3)),

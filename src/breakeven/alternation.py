@@ -24,7 +24,7 @@ from msgspec import structs
 
 from breakeven.arm import Arm
 from breakeven.benchmark import client_ceiling
-from breakeven.decide.likeness import check_alike
+from breakeven.decide.likeness import check_alike, check_servers
 from breakeven.decide.ratio import Ratio, paired
 from breakeven.engines.start import Server, start
 from breakeven.interrupts import until_signal
@@ -117,6 +117,7 @@ class Alternation:
     async def _measure_pairs(self, servers: Mapping[str, Server]) -> int:
         arms = {name: await self._meet(name, server) for name, server in servers.items()}
         check_alike(self._manifests, self._options.force)
+        check_servers(self._manifests, self._options.force)
         self._announce_pairs()
         ceiling = await client_ceiling(self._live, self._room)
         async with contextlib.AsyncExitStack() as stack:

@@ -8,8 +8,8 @@ import gc
 import math
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Self, TypedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -24,7 +24,7 @@ from breakeven.load.pace import due_times
 from breakeven.load.plan import LevelRequests, PlannedRequest, TraceRequests
 from breakeven.load.prompts import PromptSet
 from breakeven.load.trace import TraceRequest
-from breakeven.load.window import StopRule, Window
+from breakeven.load.window import Hooks, StopRule, Window
 from breakeven.measure.arrivals import ArrivalTable
 from breakeven.measure.level import LevelSummary, summarize_level
 from breakeven.measure.throughput import mean_latency_ns, window_throughput
@@ -52,16 +52,6 @@ class Progress(NamedTuple):
     in_flight: int
     ended: int
     rate: float
-
-
-class _Around(TypedDict):
-    """What both loops are told of their window."""
-
-    ramp: bool
-    is_precise: Callable[[int], Awaitable[bool]]
-    on_open: Callable[[], None]
-    on_close: Callable[[], None]
-    heard_ns: Callable[[], int]
 
 
 class Measurer:
@@ -166,21 +156,28 @@ class Measurer:
         self, level: LevelPlan, requests: LevelRequests, stop: StopRule, monitor: Monitor
     ) -> ClosedLoop | OpenLoop:
         ramp = self._options.ramp and level.mode != "trace"
-        around: _Around = {
-            "ramp": ramp,
-            "is_precise": lambda opened_ns: self._is_precise(level, opened_ns),
-            "on_open": monitor.open,
-            "on_close": monitor.close if ramp else lambda: None,
-            "heard_ns": lambda: self.client.heard_ns,
-        }
+        hooks = Hooks(
+            is_precise=lambda opened_ns: self._is_precise(level, opened_ns),
+            on_open=monitor.open,
+            on_close=monitor.close if ramp else lambda: None,
+            heard_ns=lambda: self.client.heard_ns,
+        )
         loop: ClosedLoop | OpenLoop
         if level.mode == "closed":
-            loop = ClosedLoop(level, requests, self.client.send, self.client.clock, stop, **around)
+            loop = ClosedLoop(level, requests, self.client.send, self.client.clock, stop, ramp=ramp, hooks=hooks)
         else:
             due, rate, next_request = self._schedule(level, requests)
             bound = self._most_in_flight(level)
             loop = OpenLoop(
-                due, next_request, self.client.send, self.client.clock, stop, rate=rate, max_in_flight=bound, **around
+                due,
+                next_request,
+                self.client.send,
+                self.client.clock,
+                stop,
+                rate=rate,
+                max_in_flight=bound,
+                ramp=ramp,
+                hooks=hooks,
             )
         self._window = loop.window
         return loop

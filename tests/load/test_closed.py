@@ -14,7 +14,7 @@ from breakeven.clock import VirtualClock, VirtualLoop
 from breakeven.load.closed import ClosedLoop, warm_up
 from breakeven.load.plan import LevelRequests, PlannedRequest
 from breakeven.load.prompts import Prompt, PromptSet
-from breakeven.load.window import LevelTimes, StopRule
+from breakeven.load.window import Hooks, LevelTimes, StopRule
 from breakeven.measure.level import LevelSummary, summarize_level
 from breakeven.records import ClientCost, LevelPlan, LevelRecord, Phase, RequestRecord
 
@@ -84,9 +84,11 @@ class Rig:
             self.clock,
             stop,
             ramp=ramp,
-            is_precise=look,
-            on_open=lambda: self.calls.append(("open", self.clock.now_ns())),
-            on_close=lambda: self.calls.append(("close", self.clock.now_ns())),
+            hooks=Hooks(
+                is_precise=look,
+                on_open=lambda: self.calls.append(("open", self.clock.now_ns())),
+                on_close=lambda: self.calls.append(("close", self.clock.now_ns())),
+            ),
         )
 
     async def send(self, planned: PlannedRequest) -> bool:

@@ -17,7 +17,7 @@ from breakeven.load.open import OpenLoop
 from breakeven.load.pace import due_times
 from breakeven.load.plan import LevelRequests, PlannedRequest
 from breakeven.load.prompts import Prompt, PromptSet
-from breakeven.load.window import LevelTimes, StopRule
+from breakeven.load.window import Hooks, LevelTimes, StopRule
 from breakeven.records import LevelPlan, Phase
 
 _T = TypeVar("_T")
@@ -88,9 +88,11 @@ class Rig:
             rate=rate,
             max_in_flight=max_in_flight,
             ramp=ramp,
-            is_precise=look,
-            on_open=lambda: self.calls.append(("open", self.clock.now_ns())),
-            on_close=lambda: self.calls.append(("close", self.clock.now_ns())),
+            hooks=Hooks(
+                is_precise=look,
+                on_open=lambda: self.calls.append(("open", self.clock.now_ns())),
+                on_close=lambda: self.calls.append(("close", self.clock.now_ns())),
+            ),
         )
 
     async def send(self, planned: PlannedRequest, due_ns: int) -> bool:
@@ -365,12 +367,9 @@ def test_measured_requests_have_the_same_prompts_as_in_a_closed_loop() -> None:
         await asyncio.sleep(1.0)
         return True
 
-    async def never(opened_ns: int) -> bool:
-        return False
-
-    plan = LevelPlan(index=3, run=1, concurrency=7, max_tokens=50)
+    plan = LevelPlan(index=3, run=0, concurrency=7, max_tokens=50)
     requests = LevelRequests(plan, PROMPTS, seed=9, tag=None)
-    other = ClosedLoop(plan, requests, send, VirtualClock(loop), StopRule(requests=100), is_precise=never)
+    other = ClosedLoop(plan, requests, send, VirtualClock(loop), StopRule(requests=100))
     loop.run_until_complete(other.run())
     loop.close()
     assert [sent.planned.prompt.id for sent in rig.of("measured")] == closed

@@ -119,7 +119,6 @@ class _RealTime:
             rate=rate,
             max_in_flight=1000,
             ramp=False,
-            is_precise=never,
         )
 
     async def send(self, planned: PlannedRequest, due_ns: int) -> bool:

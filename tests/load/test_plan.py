@@ -224,3 +224,9 @@ def test_a_traces_own_prompts_are_sent_in_turn() -> None:
     assert [r.prompt for r in found] == [few.prompts[i % 3] for i in range(7)]
     assert [r.max_tokens for r in found] == [1, 2, 3, 4, 5, 6, 7]
     assert len({r.prompt.id for r in of_trace(trace, prompts=few, tag="t")}) == 7
+
+
+def test_repeats_begin_further_on_in_the_same_order() -> None:
+    first, third = (LevelRequests(level(run=run), BUILT_IN, seed=0, tag=None) for run in (0, 2))
+    from_start = [first.next("measured").prompt.id for _ in range(60)]
+    assert [third.next("measured").prompt.id for _ in range(12)] == from_start[48:]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from breakeven.clock import VirtualClock, VirtualLoop
-from breakeven.load.window import LevelTimes, StopRule, Window
+from breakeven.load.window import Hooks, LevelTimes, StopRule, Window
 
 S = 1_000_000_000
 
@@ -33,10 +33,7 @@ class Rig:
             stop,
             ramp=ramp,
             failures=failures,
-            is_precise=never,
-            on_open=lambda: None,
-            on_close=lambda: None,
-            heard_ns=lambda: self.heard_ns,
+            hooks=Hooks(heard_ns=lambda: self.heard_ns),
         )
 
     def run(self, load: Load) -> LevelTimes:

@@ -186,7 +186,9 @@ def ratios(
     if not both:
         return dict.fromkeys(METRICS, NoRatio("too_few", "no turn was finished in both arms"))
     each_s = fmean(a.seconds + b.seconds for a, b in both)
-    rate = paired([a.rate for a, _ in both], [b.rate for _, b in both], method=how, each_s=each_s)
+    rate = paired(
+        [a.rate for a, _ in both], [b.rate for _, b in both], method=how, each_s=each_s, names=(whose, others)
+    )
     return _with_latencies(rate, lambda name: _paired_latency(both, name, how, each_s))
 
 

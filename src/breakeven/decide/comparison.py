@@ -153,8 +153,7 @@ def compare(
     """
     _check_arms(arms)
     manifests = {arm.name: arm.run.manifest for arm in arms}
-    warnings = check_alike(manifests, force)
-    check_servers(manifests)
+    warnings = check_alike(manifests, force) + check_servers(manifests, force)
     # What was measured, not what was planned: a run may have been interrupted.
     plans = {arm.name: [level.plan for level in arm.run.levels] for arm in arms}
     lengths = lengths_compared(plans)

@@ -96,21 +96,28 @@ def common_loads(plans: Mapping[str, Sequence[LevelPlan]], lengths: Mapping[str,
     return sorted(common)
 
 
-def check_servers(manifests: Mapping[str, Manifest]) -> None:
+def check_servers(manifests: Mapping[str, Manifest], force: bool) -> list[str]:
     """Of three or more arms no two may be the same server: one of them was then named by mistake.
 
     Two arms may be: that is how an A/A comparison is made. Servers that breakeven started are never the same, whatever
     port they got.
 
+    Returns:
+        With `force`, a warning for each two that are.
+
     Raises:
-        UsageError: two are.
+        UsageError: two are and `force` is not set.
     """
     if len(manifests) < 3:
-        return
+        return []
+    found = []
     for (first, a), (second, b) in combinations(manifests.items(), 2):
         urls = [_running_server(manifest) for manifest in (a, b)]
         if urls[0] is not None and urls[0] == urls[1] and not config_differences(a, b):
-            raise UsageError(f"{first} and {second} are the same server ({urls[0]}): name each server once")
+            found.append(f"{first} and {second} are the same server ({urls[0]})")
+    if found and not force:
+        raise UsageError(f"{'; '.join(found)}: name each server once")
+    return [f"--force: {text}" for text in found]
 
 
 def config_differences(reference: Manifest, other: Manifest) -> tuple[ConfigDifference, ...]:

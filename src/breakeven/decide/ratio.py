@@ -100,6 +100,7 @@ def paired(
     method: Method = "pairs",
     lower_is_better: bool = False,
     each_s: float | None = None,
+    names: tuple[str, str] = ("the reference arm", "the other arm"),
 ) -> Ratio | NoRatio:
     """The ratio from pairs of neighbouring visits (A B | B A | …) or from alternating sweeps: t over log ratios.
 
@@ -108,8 +109,9 @@ def paired(
     Args:
         reference, other: each arm's throughput (or latency) in pair order, of equal length.
         each_s: how long a pair took.
+        names: what the arms are called where one of them failed.
     """
-    if failed := _unusable(reference, "reference arm") or _unusable(other, "other arm"):
+    if failed := _unusable(reference, names[0]) or _unusable(other, names[1]):
         return failed
     logs = np.log(np.asarray(other)) - np.log(np.asarray(reference))
     mean = _mean_of(logs)
@@ -159,7 +161,7 @@ def unpaired(
 
 def log_mean(values: Sequence[float]) -> LogMean | NoRatio:
     """An arm's mean over visits or repeated sweeps that count as independent."""
-    if failed := _unusable(values, "arm"):
+    if failed := _unusable(values, "the arm"):
         return failed
     return _mean_of(np.log(np.asarray(values)))
 
@@ -192,5 +194,5 @@ def _unusable(values: Sequence[float], whose: str) -> NoRatio | None:
     if usable == len(values):
         return None
     if not usable:
-        return NoRatio("arm_failed", f"the {whose} brought nothing in any of {len(values)} visits")
-    return NoRatio("some_failed", f"the {whose} brought nothing in {len(values) - usable} of {len(values)} visits")
+        return NoRatio("arm_failed", f"{whose} brought nothing in any of {len(values)} visits")
+    return NoRatio("some_failed", f"{whose} brought nothing in {len(values) - usable} of {len(values)} visits")

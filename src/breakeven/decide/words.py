@@ -23,7 +23,7 @@ def break_even_sentence(found: BreakEven, *, reference: str, other: str, is_rate
         is_rate: whether loads are requests a second instead of requests in flight.
     """
     subject = "speculation" if (reference, other) == ("off", "on") else f"{other} against {reference}"
-    text = _BY_KIND[found.kind](found, subject)
+    text = _BY_KIND[found.kind](found, subject) + _without_verdict(found)
     if is_rate:
         text = re.sub(r"\bC=([\d.]*\d)", r"\1/s", text.replace("requests in flight", "requests a second"))
     return text if text.startswith(other) else text[0].upper() + text[1:]
@@ -153,9 +153,16 @@ def _more(found: BreakEven) -> str:
 
 
 def _every(found: BreakEven) -> str:
+    which = "with a verdict" if found.unusable else "measured"
     if len(found.loads) == 1:
-        return f"the one load measured ({_load(found.loads[0])})"
-    return f"every load measured ({_load(found.loads[0])} to {_load(found.loads[-1])})"
+        return f"the one load {which} ({_load(found.loads[0])})"
+    return f"every load {which} ({_load(found.loads[0])} to {_load(found.loads[-1])})"
+
+
+def _without_verdict(found: BreakEven) -> str:
+    """The loads that the answer leaves out: who quotes it would take them for measured and found alike."""
+    loads = [_load(load) for load, _ in found.unusable] if found.loads else []
+    return f"; no verdict at {_listed(loads)}" if loads else ""
 
 
 def _at(crossing: Crossing, *, unit: bool = False) -> str:

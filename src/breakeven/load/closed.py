@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from breakeven.clock import Clock
 from breakeven.load.plan import LevelRequests, PlannedRequest
-from breakeven.load.window import LevelTimes, StopRule, Window
+from breakeven.load.window import NO_HOOKS, Hooks, LevelTimes, StopRule, Window
 from breakeven.records import LevelPlan
 
 __all__ = ["ClosedLoop", "warm_up"]
@@ -57,7 +57,7 @@ class ClosedLoop:
         clock: the clock of the running event loop.
         stop: when the window closes.
         ramp: False starts all slots at once; every request counts then, and there is no window.
-        is_precise, on_open, on_close, heard_ns: as `Window` has them.
+        hooks: what the window asks and tells.
     """
 
     def __init__(
@@ -69,23 +69,11 @@ class ClosedLoop:
         stop: StopRule,
         *,
         ramp: bool = True,
-        is_precise: Callable[[int], Awaitable[bool]],
-        on_open: Callable[[], None] = lambda: None,
-        on_close: Callable[[], None] = lambda: None,
-        heard_ns: Callable[[], int] = lambda: 0,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         self._level, self._requests, self._send, self._ramp = level, requests, send, ramp
         self._ramping = level.concurrency
-        self.window = Window(
-            clock,
-            stop,
-            ramp=ramp,
-            failures=max(20, 2 * level.concurrency),
-            is_precise=is_precise,
-            on_open=on_open,
-            on_close=on_close,
-            heard_ns=heard_ns,
-        )
+        self.window = Window(clock, stop, ramp=ramp, failures=max(20, 2 * level.concurrency), hooks=hooks)
 
     async def run(self) -> LevelTimes:
         """Ramp, window, drain. Cancelling it abandons all requests; the window's `times` say how far it came."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from breakeven.clock import Clock
 from breakeven.load.plan import PlannedRequest
-from breakeven.load.window import LevelTimes, StopRule, Window
+from breakeven.load.window import NO_HOOKS, Hooks, LevelTimes, StopRule, Window
 from breakeven.records import Phase
 
 __all__ = ["OpenLoop"]
@@ -38,7 +38,7 @@ class OpenLoop:
         rate: how many are due a second, about.
         max_in_flight: so many are running at most; further ones wait, and are late.
         ramp: False has every request count, and no window.
-        is_precise, on_open, on_close, heard_ns: as `Window` has them.
+        hooks: what the window asks and tells.
     """
 
     def __init__(
@@ -52,26 +52,14 @@ class OpenLoop:
         rate: float,
         max_in_flight: int,
         ramp: bool = True,
-        is_precise: Callable[[int], Awaitable[bool]],
-        on_open: Callable[[], None] = lambda: None,
-        on_close: Callable[[], None] = lambda: None,
-        heard_ns: Callable[[], int] = lambda: 0,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         self._due, self._next, self._send, self._clock = due, next_request, send, clock
         self._room = asyncio.Semaphore(max_in_flight)
         self._sent = self._ended = 0
         self._first_wave: int | None = None
         self._left_of_wave = 0
-        self.window = Window(
-            clock,
-            stop,
-            ramp=ramp,
-            failures=max(_FAILING[1], round(_FAILING[0] * rate)),
-            is_precise=is_precise,
-            on_open=on_open,
-            on_close=on_close,
-            heard_ns=heard_ns,
-        )
+        self.window = Window(clock, stop, ramp=ramp, failures=max(_FAILING[1], round(_FAILING[0] * rate)), hooks=hooks)
 
     async def run(self) -> LevelTimes:
         """Ramp, window, drain. Cancelling it abandons all requests; the window's `times` say how far it came."""

@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from breakeven.clock import Clock
 from breakeven.records import Phase
 
-__all__ = ["FIRST_LOOK_S", "EndedBy", "LevelTimes", "StopRule", "Window"]
+__all__ = ["FIRST_LOOK_S", "NO_HOOKS", "EndedBy", "Hooks", "LevelTimes", "StopRule", "Window"]
 
 EndedBy = Literal[
     "requests", "duration", "precision", "max_seconds", "budget", "trace", "failures", "watchdog", "lost", "interrupted"
@@ -66,6 +66,32 @@ class LevelTimes(Struct, kw_only=True):
     ramp_limited: bool = False
 
 
+async def _never(_: int) -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
+class Hooks(NamedTuple):
+    """What a level's window asks and tells.
+
+    `is_precise`: asked whether the interval of the throughput since the given moment (ns) is narrow enough. `on_open`,
+    `on_close`: told that the window opens (without a ramp: at the start) and closes. `heard_ns`: asked when the server
+    was last heard, for the watchdog.
+    """
+
+    is_precise: Callable[[int], Awaitable[bool]] = _never
+    on_open: Callable[[], None] = _nothing
+    on_close: Callable[[], None] = _nothing
+    heard_ns: Callable[[], int] = int
+
+
+#: For a load that nobody watches.
+NO_HOOKS = Hooks()
+
+
 class Window:
     """Runs one level's window around a load.
 
@@ -74,26 +100,11 @@ class Window:
         stop: when the window closes.
         ramp: False opens it at once; every request counts then, and `times` has no window.
         failures: so many failures in a row close it.
-        is_precise: whether the interval of the throughput since the given moment (ns) is narrow enough.
-        on_open: called when the window opens (without a ramp: at the start).
-        on_close: called when it closes.
-        heard_ns: when the server was last heard, for the watchdog.
+        hooks: what it asks and tells.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        stop: StopRule,
-        *,
-        ramp: bool,
-        failures: int,
-        is_precise: Callable[[int], Awaitable[bool]],
-        on_open: Callable[[], None],
-        on_close: Callable[[], None],
-        heard_ns: Callable[[], int],
-    ) -> None:
-        self._clock, self._stop, self._ramp, self._failures_limit = clock, stop, ramp, failures
-        self._is_precise, self._on_open, self._on_close, self._heard_ns = is_precise, on_open, on_close, heard_ns
+    def __init__(self, clock: Clock, stop: StopRule, *, ramp: bool, failures: int, hooks: Hooks) -> None:
+        self._clock, self._stop, self._ramp, self._failures_limit, self._hooks = clock, stop, ramp, failures, hooks
         self.times = LevelTimes(started_ns=clock.now_ns())
         self._opened, self._closed, self._drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._longest_s = 0.0
@@ -165,7 +176,7 @@ class Window:
         self._measuring += measured
         began_ns = self._clock.now_ns()
         if not self._running:  # until now the server owed nothing: that time is no silence of its
-            self._silent_ns = max(self._silent_ns, self._heard_ns()) + began_ns - self._idle_ns
+            self._silent_ns = max(self._silent_ns, self._hooks.heard_ns()) + began_ns - self._idle_ns
         self._running += 1
         try:
             came_through = await request
@@ -190,7 +201,7 @@ class Window:
         self.times.ramp_limited = limited
         if self._ramp:
             self.times.opened_ns = self._clock.now_ns()
-        self._on_open()
+        self._hooks.on_open()
         self._after(self._stop.duration_s, self.close, "duration")
         self._after(self._stop.max_seconds, self.close, "max_seconds")
         if self._stop.turnovers is not None:
@@ -210,7 +221,7 @@ class Window:
         self.times.ended_by = why
         if self.times.opened_ns is not None:
             self.times.closed_ns = self._clock.now_ns()
-        self._on_close()
+        self._hooks.on_close()
         self._drain()
 
     def _budget_left_s(self) -> float:
@@ -231,7 +242,7 @@ class Window:
         while not self._closed.is_set():
             elapsed_s = (self._clock.now_ns() - self.times.opened_ns) / 1e9
             await asyncio.sleep(max(0.0, look_s - elapsed_s))
-            if not self._closed.is_set() and await self._is_precise(self.times.opened_ns):
+            if not self._closed.is_set() and await self._hooks.is_precise(self.times.opened_ns):
                 self.close("precision")
             look_s *= 2
 
@@ -240,7 +251,7 @@ class Window:
         if self._stop.watchdog_s is None:
             return
         while True:
-            heard_ns = max(self._heard_ns(), self._silent_ns)
+            heard_ns = max(self._hooks.heard_ns(), self._silent_ns)
             left_s = self._stop.watchdog_s - (self._clock.now_ns() - heard_ns) / 1e9
             if self._running and left_s <= 0:
                 break

@@ -16,7 +16,7 @@ from breakeven.load.open import OpenLoop
 from breakeven.load.pace import due_times
 from breakeven.load.plan import LevelRequests, PlannedRequest
 from breakeven.load.prompts import PromptSet
-from breakeven.load.window import LevelTimes, StopRule
+from breakeven.load.window import Hooks, LevelTimes, StopRule
 from breakeven.measure.arrivals import ArrivalTable
 from breakeven.measure.throughput import mean_latency_ns, window_throughput
 from breakeven.records import ClientCost, EngineSample, LevelPlan, LevelRecord, RequestRecord
@@ -78,16 +78,17 @@ class _Driver:
 
     async def run(self, plan: LevelPlan, conditions: Conditions) -> LevelTimes:
         requests = LevelRequests(plan, conditions.prompts, seed=conditions.seed, tag=None)
-        around: dict[str, Any] = {
-            "ramp": conditions.ramp,
-            "is_precise": lambda opened_ns: self._is_precise(opened_ns, conditions.precision),
-            "on_open": self._open,
-            "on_close": self._close,
-        }
+        hooks = Hooks(
+            is_precise=lambda opened_ns: self._is_precise(opened_ns, conditions.precision),
+            on_open=self._open,
+            on_close=self._close,
+        )
         self._task = asyncio.current_task()
         level: ClosedLoop | OpenLoop
         if plan.mode == "closed":
-            level = ClosedLoop(plan, requests, self._send, self._clock, conditions.stop, **around)
+            level = ClosedLoop(
+                plan, requests, self._send, self._clock, conditions.stop, ramp=conditions.ramp, hooks=hooks
+            )
         else:
             due = due_times(plan.rate, plan.arrivals, seed=conditions.seed)
             bound = plan.max_in_flight or _MOST_IN_FLIGHT
@@ -99,7 +100,8 @@ class _Driver:
                 conditions.stop,
                 rate=plan.rate,
                 max_in_flight=bound,
-                **around,
+                ramp=conditions.ramp,
+                hooks=hooks,
             )
         try:
             times = await level.run()
