@@ -210,7 +210,9 @@ def compare(pair: Pair, loads: Sequence[int], seed: int) -> dict[float, Ratio | 
 def throughput(memory_s: float) -> Callable[[int], Outcome]:
     """A level by itself, with the window that `breakeven bench` gives it."""
     options = BenchOptions()
-    engine = _engine(tuple((c, 0, off_ms(c, SHORT)) for c in (1, 128)), Noise(sd=0.1, memory_s=memory_s, jitter_sd=0.05))
+    engine = _engine(
+        tuple((c, 0, off_ms(c, SHORT)) for c in (1, 128)), Noise(sd=0.1, memory_s=memory_s, jitter_sd=0.05)
+    )
     truth = _truth(Arm(engine, 0), 4, SHORT)
 
     def run(seed: int) -> Outcome:
@@ -279,7 +281,10 @@ def five_percent(noise: Noise, precision: float | None = None) -> Callable[[int]
     def run(seed: int) -> Outcome:
         ratio = take_turns(pair, load, seed, precision=precision).ratio()
         assert isinstance(ratio, Ratio)
-        return {"found": judge({load: ratio})[load].verdict == "faster", "half width <= 2.5 %": _half_width(ratio) <= 0.025}
+        return {
+            "found": judge({load: ratio})[load].verdict == "faster",
+            "half width <= 2.5 %": _half_width(ratio) <= 0.025,
+        }
 
     return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import pytest
 
 from breakeven.engines.null import NullServer, null_server
 from breakeven.engines.process import free_port
+from breakeven.measure.summary import summarize
+from breakeven.runs import read_run
 from tests.conftest import Run
 
 #: Fast enough that a level of some requests takes no time: 10 tokens are 20 ms.
@@ -217,6 +220,107 @@ def test_there_is_no_run_to_resume(breakeven: Run) -> None:
     result = breakeven("bench", "--resume", "nowhere")
     assert result.returncode == 2
     assert "nowhere holds no run" in result.stderr
+
+
+# ---- kill -9 at any moment ----
+
+#: Levels so short that kills meet every part of a run, its start and its end above all.
+SHORT = (*LEVELS[:4], "--max-tokens", 5, "--warmup", 0, "--duration", "0.25", "--quiet")
+#: About how long such a run takes on a busy machine.
+LASTS_S = 3.5
+
+
+def test_a_run_that_is_killed_again_and_again_ends_whole(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
+    """BREAKEVEN_KILLS=20 has it killed twenty times."""
+    rng, kills, runs = random.Random(5), int(os.environ.get("BREAKEVEN_KILLS", "4")), 0
+    fresh: tuple[object, ...] = ("--server-url", server.url, *SHORT, "--output", "run")
+    while kills:
+        out = tmp_path / f"run{runs}"
+        fresh, runs, whole = (*fresh[:-1], out.name), runs + 1, False
+        args = fresh
+        while not whole:
+            process = start(tmp_path, *args)
+            is_killed = kills > 0 and killed_somewhere(process, out, rng)
+            _, stderr = process.communicate(timeout=40)
+            kills -= is_killed
+            if not is_killed:
+                assert process.returncode == 0, stderr
+                whole = True
+            elif not (out / "manifest.json").exists():
+                assert "holds no run" in breakeven("bench", "--resume", out.name).stderr  # it begins anew
+            elif read_as_far_as_it_came(out):
+                assert "are finished" in breakeven("bench", "--resume", out.name).stderr
+                assert breakeven("summarize", out.name).returncode == 0
+                whole = True
+            else:
+                args = ("--resume", out.name, "--quiet")
+        assert_whole(out)
+        assert breakeven("summarize", out.name, "--format", "json").stdout == (out / "summary.json").read_text()
+    told = Counter((row.tokens, row.finished) for row in server.truth())
+    kept = [
+        line
+        for path in tmp_path.glob("run*")
+        for name in ("requests", "requests.cut")
+        for line in whole_lines(path, name)
+    ]
+    assert sum(line["outcome"] == "ok" for line in kept) <= sum(n for (_, finished), n in told.items() if finished)
+
+
+def killed_somewhere(process: subprocess.Popen[str], out: Path, rng: random.Random) -> bool:
+    """Kills it at a random moment, or just after one of its files has changed; False if it was over before that."""
+    name = rng.choice([None, "", "manifest.json", "requests.jsonl", "levels.jsonl", "summary.json"])
+    began = stamp_of(out / name) if name is not None else 0
+    until = time.monotonic() + (rng.uniform(0, LASTS_S) if name is None else 40)
+    count = rng.randrange(3) if name == "levels.jsonl" else 0
+    while time.monotonic() < until and process.poll() is None:
+        if name is not None and stamp_of(out / name) != began:
+            if not count:
+                time.sleep(rng.uniform(0, 0.01))
+                break
+            began, count = stamp_of(out / name), count - 1
+        time.sleep(0.0005)
+    if process.poll() is not None:
+        return False
+    process.kill()
+    process.wait()
+    return process.returncode == -signal.SIGKILL
+
+
+def stamp_of(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def whole_lines(directory: Path, name: str) -> list[dict[str, Any]]:
+    path = directory / f"{name}.jsonl"
+    written = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in written if line.endswith(b"\n")]
+
+
+def read_as_far_as_it_came(out: Path) -> bool:
+    """A killed run can be read, and no number stands in it twice; whether all its levels are over."""
+    run = read_run(out)
+    summarize(run)
+    assert not [number for number, times in Counter(record.id for record in run.requests).items() if times > 1]
+    over = [level.plan.index for level in run.levels if level.ended_by == "duration"]
+    assert over == list(range(len(over)))
+    return len(over) == 3
+
+
+def assert_whole(out: Path) -> None:
+    """Every level stands there once, and its numbers are those of the records on disk."""
+    assert read_as_far_as_it_came(out)
+    kept = lines(out)
+    levels = summary(out)["levels"]
+    assert [level["name"] for level in levels] == ["C=1", "C=2", "C=3"]
+    assert [line["ended_by"] for line in lines(out, "levels.jsonl")] == ["duration"] * 3
+    for index, level in enumerate(levels):
+        counted = [line for line in kept if line["level"] == index]
+        inside = [line for line in counted if line["phase"] == "measured"]
+        assert level["requests"]["ok"] == len(inside)
+        assert level["requests"]["failed"] == 0
+        assert level["output_tokens"] == sum(line["output_tokens"] for line in counted)
+        assert all(line["output_tokens"] == 5 for line in inside)
+        assert max(line["end_ns"] for line in counted) - min(line["sent_ns"] for line in counted) < 30e9
 
 
 # ---- servers that hang or die ----

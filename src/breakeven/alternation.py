@@ -214,10 +214,11 @@ class Alternation:
                 stopped_by = uvloop.run(self._measure_sweep(name, server, repeat))
                 server.save_log(self.directory / name / SERVER_LOG)
                 return stopped_by
-        except KeyboardInterrupt:  # while a server starts, which is not done in the event loop
+        except (KeyboardInterrupt, SystemExit) as end:  # while a server starts, which is not done in the event loop
             if not self._writers:
                 raise
-            return int(signal.SIGINT)
+            # `cli` ends what it does at SIGTERM and SIGHUP with 128 + the number.
+            return int(end.code or 128) - 128 if isinstance(end, SystemExit) else int(signal.SIGINT)
 
     async def _measure_sweep(self, name: str, server: Server, repeat: int) -> int:
         arm = await self._meet(name, server)

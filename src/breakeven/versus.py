@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,12 +37,13 @@ ARMS_SCHEMA = "breakeven.arms/1"
 
 class Compared(NamedTuple):
     """A comparison that is over. `signal` is the number of the signal that ended it early, `lost` names the arm whose
-    server was gone."""
+    server was gone; if either came too early to compare anything, `comparison` is None and `why_not` says why."""
 
-    comparison: Comparison
+    comparison: Comparison | None
     directory: Path
     signal: int
     lost: str | None
+    why_not: str | None = None
 
 
 class _Pointer(Struct, frozen=True):
@@ -66,15 +68,30 @@ def arm_options(options: CompareOptions) -> dict[str, BenchOptions]:
     for name, where in options.arms:
         if name in found:
             raise UsageError(f"--arm {name}: two arms have this name")
+        if name in (ARMS, COMPARISON) or not name.strip("."):
+            raise UsageError(f"--arm {name}: an arm's directory is named for it, and this name is taken; give another")
         found[name] = structs.replace(options.bench, label=name, **_place(name, where))
     if len(found) < 2:
         raise UsageError("a comparison needs two arms or more: --arm off=URL --arm on=URL")
-    urls = {name: own.server_url.rstrip("/") for name, own in found.items() if own.server_url}
-    for name, url in urls.items():
-        twins = [other for other, its in urls.items() if its == url and other != name]
-        if twins and not options.force:
-            raise UsageError(f"--arm {name} and --arm {twins[0]} are the same server, {url}: give each its own")
+    servers = {name: _server_of(own.server_url) for name, own in found.items() if own.server_url}
+    for (name, server), (other, its) in combinations(servers.items(), 2):
+        if server == its and not options.force:
+            raise UsageError(f"--arm {name} and --arm {other} are the same server, {server}: give each its own")
     return found
+
+
+def _server_of(url: str) -> str:
+    """A URL without what can be written in several ways: path, case, and this machine's names."""
+    target = parse_url(url)
+    return f"{target.host}"
+
+
+def _check_loads(options: BenchOptions) -> None:
+    """Turns of a load are told apart by their number, so that each load may be there once."""
+    for flag, loads in (("--concurrency", options.concurrency), ("--rate", options.rate)):
+        for load in loads:
+            if loads.count(load) > 1:
+                raise UsageError(f"{flag} {load:g} is given twice: give each load once, and more turns with --cycles")
 
 
 def _place(name: str, where: str) -> dict[str, str]:
@@ -96,12 +113,13 @@ def compare_directories(directories: Sequence[Path], slos: str | None, *, force:
     """
     places = [place for directory in directories for place in _arms_in(directory)]
     if len(places) < 2:
-        raise UsageError(f"{directories[0]} is a single run: give two or more, the reference first")
+        raise UsageError(_too_few(directories[0], [name for name, _ in places]))
+    _check_once([directory for _, directory in places])
     names = _names([directory for _, directory in places], [name for name, _ in places])
     arms = [
         ArmRun(name, str(directory), read_run(directory)) for name, (_, directory) in zip(names, places, strict=True)
     ]
-    return compare(arms, slos=parse_slos(slos) if slos else (), force=force)
+    return compare(arms, slos=() if slos is None else parse_slos(slos), force=force)
 
 
 def _arms_in(directory: Path) -> list[tuple[str | None, Path]]:
@@ -112,9 +130,27 @@ def _arms_in(directory: Path) -> list[tuple[str | None, Path]]:
         pointers = msgspec.json.decode(path.read_bytes(), type=_Pointers)
     except (OSError, msgspec.DecodeError) as error:
         raise RunError(f"{path} can't be used: {error}") from None
+    if pointers.schema != ARMS_SCHEMA:
+        raise RunError(f"{path} is of schema {pointers.schema}; this breakeven reads {ARMS_SCHEMA}")
     # An arm without a manifest was not reached before the comparison was ended.
     places = [(arm.name, directory / arm.directory) for arm in pointers.arms]
     return [(name, place) for name, place in places if (place / MANIFEST).exists()]
+
+
+def _too_few(directory: Path, names: Sequence[str | None]) -> str:
+    if not (directory / ARMS).exists():
+        return f"{directory} is a single run: give two or more, the reference first"
+    measured = f"only {names[0]}" if names else "none"
+    return f"{directory} is a comparison that was ended early: of its arms {measured} was measured; measure it again"
+
+
+def _check_once(directories: Sequence[Path]) -> None:
+    """A run differs from itself in nothing, not in its noise either: that would look like a sure result."""
+    seen: dict[Path, Path] = {}
+    for directory in directories:
+        first = seen.setdefault(directory.resolve(), directory)
+        if first is not directory:
+            raise UsageError(f"{first} and {directory} are the same run: give each run once")
 
 
 def _names(directories: Sequence[Path], given: Sequence[str | None]) -> list[str]:
@@ -131,9 +167,10 @@ def measure_and_compare(options: CompareOptions, slos: str | None) -> Compared:
     Raises:
         UsageError: something that was asked for can't be done, or the arms are too unlike to be compared.
     """
-    limits = parse_slos(slos) if slos else ()
+    limits = () if slos is None else parse_slos(slos)
     arms = arm_options(options)
     bench = options.bench
+    _check_loads(bench)
     if bench.output is not None:
         check_vacant(bench.output)
     live = Live(sys.stderr, quiet=bench.quiet)
@@ -154,6 +191,11 @@ def measure_and_compare(options: CompareOptions, slos: str | None) -> Compared:
     runs = [ArmRun(name, str(directory / name), read_run(directory / name)) for name in names]
     for run in runs:
         write_json(directory / run.name / SUMMARY, summarize(run.run))
-    comparison = compare(runs, slos=limits, force=options.force)
+    try:
+        comparison = compare(runs, slos=limits, force=options.force)
+    except UsageError as error:
+        if not number and alternation.lost is None:
+            raise
+        return Compared(None, directory, number, alternation.lost, str(error))
     write_json(directory / COMPARISON, comparison)
     return Compared(comparison, directory, number, alternation.lost)

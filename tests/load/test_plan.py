@@ -36,7 +36,7 @@ def caps(concurrency: int, max_tokens: int = 512, seed: int = 0) -> list[int]:
 
 
 def test_measured_order_is_the_same_at_every_level_and_in_every_arm() -> None:
-    plans = [level(1), level(250, index=7), level(8, 64, index=3, run=2), level(8)]
+    plans = [level(1), level(250, index=7), level(8, 64, index=3), level(8)]
     orders = {tuple(r.prompt.id for r in take(requests(plan), "measured", 300)) for plan in plans}
     assert len(orders) == 1
 

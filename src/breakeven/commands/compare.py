@@ -103,10 +103,14 @@ def _measure(args: argparse.Namespace, form: Format) -> int:
         raise UsageError("give two arms (--arm off=URL --arm on=URL), or the directories of two runs")
     given.setdefault("keep_text", given.get("temperature", 0.0) == 0.0)
     done = measure_and_compare(CompareOptions(bench=BenchOptions(**given), **own), slo)
-    print(render_comparison(done.comparison, form), end="", flush=True)
+    if done.comparison is not None:
+        print(render_comparison(done.comparison, form), end="", flush=True)
     with contextlib.suppress(OSError):  # a full or closed stderr is no reason to fail a comparison that is done
         if done.lost:
-            print(f"the server of {done.lost} is gone; the comparison rests on what was measured", file=sys.stderr)
+            rests = "; the comparison rests on what was measured" if done.comparison is not None else ""
+            print(f"the server of {done.lost} is gone{rests}", file=sys.stderr)
+        if done.why_not:
+            print(f"ended too early to compare anything: {done.why_not}", file=sys.stderr)
         print(f"records: {done.directory}", file=sys.stderr)
     return 128 + done.signal if done.signal else int(done.lost is not None)
 
