@@ -102,6 +102,12 @@ def test_a_comparison_can_be_read_again_wherever_it_was_moved(breakeven: Run, co
     assert json.loads(both.stdout)["how"] == "pairs"
 
 
+def test_an_arm_of_a_comparison_is_not_resumed_as_a_bench(breakeven: Run, compared: Path) -> None:
+    result = breakeven("bench", "--resume", compared / "on")
+    assert result.returncode == 2
+    assert "an arm of a comparison" in result.stderr
+
+
 def test_every_format_is_printed(breakeven: Run, compared: Path) -> None:
     table = breakeven("compare", compared).stdout
     assert "Speculation pays below" in table

@@ -29,6 +29,9 @@ MAY_IMPORT = {
     "measurer": GROUND | {"load", "measure", "engines"},
     "arm": GROUND | {"load", "measure", "engines", "levels", "measurer", "__init__"},
     "sweep": GROUND | {"load", "measure", "engines", "report", "levels", "measurer"},
+    "alternation": GROUND
+    | {"load", "measure", "decide", "engines", "levels", "measurer", "arm", "sweep", "benchmark", "resuming", "report"},
+    "versus": GROUND | {"measure", "decide", "report", "arm", "alternation", "benchmark"},
     "benchmark": GROUND | {"measure", "engines", "report", "levels", "doctor", "arm", "sweep", "resuming"},
 }
 

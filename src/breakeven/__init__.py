@@ -10,19 +10,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from breakeven.benchmark import bench, summarize_run
+    from breakeven.benchmark import Bench, bench, resume, summarize_run
+    from breakeven.decide.comparison import Comparison
     from breakeven.errors import BreakevenError, EngineError, PromptsError, RunError, TargetError, UsageError
     from breakeven.measure.level import LevelSummary
     from breakeven.measure.summary import Summary, summarize
-    from breakeven.options import BenchOptions
+    from breakeven.options import BenchOptions, CompareOptions
     from breakeven.records import LevelRecord, Manifest, RequestRecord
     from breakeven.runs import Run, read_run
+    from breakeven.versus import compare_directories, measure_and_compare
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bench",
     "BenchOptions",
     "BreakevenError",
+    "CompareOptions",
+    "Comparison",
     "EngineError",
     "LevelRecord",
     "LevelSummary",
@@ -35,19 +40,24 @@ __all__ = [
     "TargetError",
     "UsageError",
     "bench",
+    "compare_directories",
+    "measure_and_compare",
     "read_run",
+    "resume",
     "summarize",
     "summarize_run",
 ]
 
 _HOMES = {
-    "benchmark": ("bench", "summarize_run"),
+    "benchmark": ("Bench", "bench", "resume", "summarize_run"),
+    "decide.comparison": ("Comparison",),
     "errors": ("BreakevenError", "EngineError", "PromptsError", "RunError", "TargetError", "UsageError"),
     "measure.level": ("LevelSummary",),
     "measure.summary": ("Summary", "summarize"),
-    "options": ("BenchOptions",),
+    "options": ("BenchOptions", "CompareOptions"),
     "records": ("LevelRecord", "Manifest", "RequestRecord"),
     "runs": ("Run", "read_run"),
+    "versus": ("compare_directories", "measure_and_compare"),
 }
 
 

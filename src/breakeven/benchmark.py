@@ -75,12 +75,13 @@ def resume(directory: Path, given: BenchOptions) -> Bench:
     """
     with RunWriter.reopen(directory) as writer:
         run = read_run(directory)
+        options = options_of(directory, run.manifest, given)
         if len(finished_levels(run)) == len(run.manifest.levels):
             raise RunError(
                 f"--resume {directory}: all {len(run.manifest.levels)} levels of this run are finished; "
                 f"breakeven summarize {directory} makes its summary again"
             )
-        return _run(options_of(directory, run.manifest, given), _Before(run, writer))
+        return _run(options, _Before(run, writer))
 
 
 def summarize_run(directory: Path) -> Summary:

@@ -17,6 +17,11 @@ __all__ = ["check_same", "options_of", "origin_ns"]
 
 def options_of(directory: Path, manifest: Manifest, given: BenchOptions) -> BenchOptions:
     """The options of a run, secrets and the like from those given now."""
+    if manifest.turns is not None:
+        raise RunError(
+            f"--resume {directory}: an arm of a comparison, which took turns with others: breakeven compare says what "
+            "was measured; to measure more begin a new comparison"
+        )
     flags = dict(manifest.flags)
     wanted = set(flags.pop("headers", ()))
     if missing := sorted(wanted - set(given.headers)):
@@ -55,7 +60,8 @@ def check_same(before: Manifest, now: Manifest) -> None:
     }
     for name, (then, today) in pairs.items():
         if then != today:
-            raise RunError(f"--resume: the {name} was {then} and is now {today}: begin a new run")
+            what = f"was {then} and is now {today}" if isinstance(then, str) else "is not what it was"
+            raise RunError(f"--resume: the {name} {what}: begin a new run")
 
 
 def origin_ns(manifest: Manifest) -> int:

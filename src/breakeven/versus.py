@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, structs
@@ -81,9 +82,14 @@ def arm_options(options: CompareOptions) -> dict[str, BenchOptions]:
 
 
 def _server_of(url: str) -> str:
-    """A URL without what can be written in several ways: path, case, and this machine's names."""
-    target = parse_url(url)
-    return f"{target.host}"
+    """The URL in the one of its spellings by which two are compared; as it is where it is none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return url
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
 def _check_loads(options: BenchOptions) -> None:

@@ -56,10 +56,24 @@ def _run(args: argparse.Namespace) -> int:
     if "concurrency" in given and "rate" in given:
         raise UsageError("--concurrency and --rate contradict each other: a level is a closed loop or an open one")
     done = simulate_command(SimulateOptions(**given), version=__version__)
-    for run in done.runs:
-        if form in ("table", "markdown"):
-            print(f"K = {run.k}\n")
-        print(render(run.summary, form), flush=True)
+    if form == "json":
+        print(_json({f"k{run.k}": render(run.summary, "json") for run in done.runs}), flush=True)
+    elif form == "csv":
+        print(_csv({run.k: render(run.summary, "csv") for run in done.runs}), end="", flush=True)
+    else:
+        for run in done.runs:
+            print(f"K = {run.k}\n\n{render(run.summary, form)}", flush=True)
     for truth in done.truths:
         print(truth, file=sys.stdout if form in ("table", "markdown") else sys.stderr)
     return 0
+
+
+def _json(by_name: dict[str, str]) -> str:
+    """One document of several."""
+    return "{\n" + ",\n".join(f'"{name}": {text.rstrip()}' for name, text in by_name.items()) + "\n}"
+
+
+def _csv(by_k: dict[int, str]) -> str:
+    """One table of several, whose first column says which."""
+    rows = [(k, *text.splitlines()) for k, text in by_k.items()]
+    return "".join([f"k,{rows[0][1]}\n", *(f"{k},{line}\n" for k, _, *lines in rows for line in lines)])
