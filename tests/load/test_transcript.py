@@ -324,6 +324,12 @@ def test_an_error_inside_a_good_response(piece: bytes, error: str) -> None:
     assert (found.error, found.text) == (error, "a")
 
 
+def test_of_two_errors_in_one_read_the_first_is_told() -> None:
+    named, plain = b"event: error\ndata: named\n\n", event({"error": "plain"})
+    assert read([named + plain]).error == "named"
+    assert read([plain + named]).error == "plain"
+
+
 def test_sglang_reports_errors_the_same_way() -> None:
     assert read([event({"error": {"message": "aborted"}})], SGLANG).error == "aborted"
     assert read([sglang("a", 1, {"type": "abort", "message": "no memory"})], SGLANG).error == "no memory"

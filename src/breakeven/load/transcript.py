@@ -149,15 +149,21 @@ class Transcript:
         self._take([(stamp_ns, *event) for stamp_ns, data in pieces for event in feed(data)])
 
     def _take(self, events: list[tuple[int, bytes, bytes]]) -> None:
-        stamps, payloads = [], []
+        stamps: list[int] = []
+        payloads: list[bytes] = []
         for stamp_ns, kind, data in events:
             if data.startswith(b"[DONE]"):
                 self.done = True
             elif kind == b"error":
+                self._note_all(stamps, payloads)  # first, since one of them may hold the first error
+                stamps, payloads = [], []
                 self.error = self.error or error_text(data)
             elif data:  # else a sign of life
                 stamps.append(stamp_ns)
                 payloads.append(data)
+        self._note_all(stamps, payloads)
+
+    def _note_all(self, stamps: list[int], payloads: list[bytes]) -> None:
         for stamp_ns, meaning in zip(stamps, self._meanings(payloads), strict=True):
             self._note(stamp_ns, meaning)
 
