@@ -23,6 +23,7 @@ from breakeven.decide.breakeven import BreakEven, break_even
 from breakeven.decide.knee import KNEE_SHARE, knee
 from breakeven.decide.quantiles import paired_quantiles
 from breakeven.decide.ratio import NoRatio, Ratio, log_mean, paired
+from breakeven.decide.student import t_quantile
 from breakeven.decide.verdict import DELTA, judge, longer
 
 FloatArray = NDArray[np.float64]
@@ -181,8 +182,7 @@ def noise_for(half_width: float, pairs: int) -> float:
     """The noise of a pair at which the 95 % interval of the ratio is so wide on average."""
     unit = paired([1.0] * pairs, np.exp(np.linspace(-1, 1, pairs)).tolist())
     assert isinstance(unit, Ratio)
-    half = math.log(unit.interval().high) - unit.log
-    return half_width / half * float(np.linspace(-1, 1, pairs).std(ddof=1))
+    return half_width * math.sqrt(pairs) / t_quantile(0.975, unit.df)
 
 
 def print_one_load(ratio: float, half: float, pairs: int, repeats: int, seed: int) -> None:

@@ -209,6 +209,79 @@ def test_an_interrupted_comparison_rests_on_what_is_there(tmp_path: Path, off: N
     assert "speculation" in stdout.lower()
 
 
+def test_interrupted_before_both_arms_were_measured_it_says_so_and_nothing_else(
+    tmp_path: Path, off: NullServer, on: NullServer
+) -> None:
+    command = [sys.executable, "-m", "breakeven", "compare", "--arm", f"off={off.url}", "--arm", f"on={on.url}"]
+    command += ["--concurrency", "1", "--output", "out", "--max-tokens", "20", "--duration", "60"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 15
+    records = tmp_path / "out" / "off" / "requests.jsonl"
+    while time.monotonic() < deadline and not (records.exists() and records.stat().st_size):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not stdout
+    assert "ended too early to compare anything: out/" in stderr
+    assert not (tmp_path / "out" / "comparison.json").exists()
+
+
+def test_sweeps_that_end_while_a_server_starts_are_still_written_down(tmp_path: Path) -> None:
+    null = f"serve:{sys.executable} -m breakeven.engines.null --port {{port}} --step-us 4000"
+    slow = f"serve:{sys.executable} -c 'import time; time.sleep(60)' {{port}}"
+    command = [sys.executable, "-m", "breakeven", "compare", "--arm", f"off={null}", "--arm", f"on={slow}"]
+    command += ["--concurrency", "1", *QUICK, "--output", "out"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    log = tmp_path / "out" / "off" / "server.log"
+    while time.monotonic() < deadline and not log.exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "ended too early to compare anything" in stderr
+    assert json.loads((tmp_path / "out" / "off" / "manifest.json").read_text())["interrupted"]
+    assert (tmp_path / "out" / "off" / "summary.json").exists()
+
+
+def test_a_comparison_of_which_one_arm_was_measured_is_called_that(
+    breakeven: Run, compared: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(compared, tmp_path / "part")
+    shutil.rmtree(tmp_path / "part" / "on")
+    result = breakeven("compare", "part")
+    assert result.returncode == 2
+    assert "part is a comparison that was ended early: of its arms only off was measured" in result.stderr
+
+
+def test_a_run_is_not_compared_with_itself(breakeven: Run, compared: Path, tmp_path: Path) -> None:
+    (tmp_path / "again").symlink_to(compared / "off")
+    result = breakeven("compare", compared / "off", "again")
+    assert result.returncode == 2
+    assert "are the same run" in result.stderr
+
+
+def test_pointers_of_another_schema_are_refused(breakeven: Run, compared: Path, tmp_path: Path) -> None:
+    shutil.copytree(compared, tmp_path / "later")
+    arms = tmp_path / "later" / "arms.json"
+    arms.write_text(arms.read_text().replace("breakeven.arms/1", "breakeven.arms/9"))
+    result = breakeven("compare", "later")
+    assert result.returncode == 2
+    assert "is of schema breakeven.arms/9" in result.stderr
+
+
+def test_of_three_arms_two_that_are_one_server_are_compared_by_force(
+    breakeven: Run, tmp_path: Path, off: NullServer, on: NullServer
+) -> None:
+    args = ("compare", "--arm", f"off={off.url}", "--arm", f"on={on.url}", "--arm", f"too={off.url}", *QUICK)
+    args += ("--concurrency", "1", "--cycles", "1", "--force", "--output", "out")
+    result = breakeven(*args)
+    assert result.returncode == 0, result.stderr
+    assert "--force: off and too are the same server" in " ".join(result.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -216,6 +289,12 @@ def test_an_interrupted_comparison_rests_on_what_is_there(tmp_path: Path, off: N
         (["--arm", "off=OFF"], "two arms or more"),
         (["--arm", "off=OFF", "--arm", "off=ON"], "two arms have this name"),
         (["--arm", "off=OFF", "--arm", "on=ON", "--arm", "too=OFF"], "are the same server"),
+        (["--arm", "off=OFF", "--arm", "on=OFF/v1/"], "are the same server"),
+        (["--arm", "off=OFF", "--arm", "..=ON"], "--arm ..: an arm's directory is named for it"),
+        (["--arm", "off=OFF", "--arm", "arms.json=ON"], "--arm arms.json: an arm's directory is named for it"),
+        (["--arm", "off=OFF", "--arm", "on=ON", "--concurrency", "2", "1", "2"], "--concurrency 2 is given twice"),
+        (["--arm", "off=OFF", "--arm", "on=ON", "--rate", "0.5", ".5"], "--rate 0.5 is given twice"),
+        (["--arm", "off=OFF", "--arm", "on=ON", "--slo", ""], "--slo: '' is no limit"),
         (["--arm", "off=OFF", "--arm", "on=somewhere"], "give http://"),
         (["--arm", "off=OFF", "--arm", "=ON"], "is not an arm"),
         (["--arm", "off=OFF", "--arm", "on=local:no-such"], "no speculation 'no-such'"),

@@ -232,7 +232,7 @@ LASTS_S = 3.5
 
 def test_a_run_that_is_killed_again_and_again_ends_whole(breakeven: Run, tmp_path: Path, server: NullServer) -> None:
     """BREAKEVEN_KILLS=20 has it killed twenty times."""
-    rng, kills, runs = random.Random(5), int(os.environ.get("BREAKEVEN_KILLS", "4")), 0
+    rng, kills, runs = random.Random(5), int(os.environ.get("BREAKEVEN_KILLS", "3")), 0
     fresh: tuple[object, ...] = ("--server-url", server.url, *SHORT, "--output", "run")
     while kills:
         out = tmp_path / f"run{runs}"
@@ -264,6 +264,35 @@ def test_a_run_that_is_killed_again_and_again_ends_whole(breakeven: Run, tmp_pat
         for line in whole_lines(path, name)
     ]
     assert sum(line["outcome"] == "ok" for line in kept) <= sum(n for (_, finished), n in told.items() if finished)
+
+
+@pytest.mark.parametrize("left", ["manifest.tmp", "manifest.json"])
+def test_a_run_that_is_killed_as_it_begins_is_in_nobodys_way(
+    breakeven: Run, tmp_path: Path, server: NullServer, left: str
+) -> None:
+    """The one is a manifest that was not whole yet, so that the run begins anew; the other can be gone on with."""
+    args: tuple[object, ...] = (
+        "--server-url",
+        server.url,
+        *SHORT[:4],
+        "--requests",
+        3,
+        "--max-tokens",
+        5,
+        "--output",
+        "out",
+    )
+    assert breakeven("bench", *args).returncode == 0
+    out = tmp_path / "out"
+    begun = manifest(out) | {"ended": None}
+    for path in out.iterdir():
+        path.unlink()
+    (out / left).write_text(json.dumps(begun))
+    if left == "manifest.json":
+        assert breakeven("summarize", "out").returncode == 0
+        args = ("--resume", "out")
+    assert breakeven("bench", *args).returncode == 0
+    assert [level["requests"]["ok"] for level in summary(out)["levels"]] == [3, 3, 3]
 
 
 def killed_somewhere(process: subprocess.Popen[str], out: Path, rng: random.Random) -> bool:

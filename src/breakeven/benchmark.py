@@ -240,8 +240,8 @@ def provide_descriptors(options: BenchOptions) -> int:
     if wanted > most:
         flag = "--concurrency" if is_closed else "--max-in-flight"
         raise UsageError(
-            f"{flag} {in_flight} needs {wanted} open files and the limit is {hard}: raise it (ulimit -Hn) "
-            f"or stay at {hard - SPARE_DESCRIPTORS}"
+            f"{flag} {in_flight} needs {wanted} open files and the limit is {hard}: raise it (as root: ulimit -Hn "
+            f"{wanted}; docker run --ulimit nofile={wanted}) or stay at {hard - SPARE_DESCRIPTORS}"
         )
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -188,7 +188,7 @@ class Measurer:
         """When an open loop's requests are due, how many a second that are, and where the next one comes from."""
         seed, (prompts, trace) = self._options.seed, self._material
         if trace is None:
-            return due_times(level.rate, level.arrivals, seed=seed), level.rate, requests.next
+            return due_times(level.rate, level.arrivals, seed=seed, run=level.run), level.rate, requests.next
         own = prompts if self._options.prompts else None
         rate = len(trace) / max(trace[-1].at_s / level.speed, 1.0)
         sent = TraceRequests(level, trace, own, seed=seed, tag=self._tag)

@@ -148,8 +148,10 @@ def finished_levels(run: Run) -> set[int]:
 def check_vacant(directory: Path) -> None:
     """Raises `RunError` where a run, or anything else, is at the place of a new run."""
     try:
-        holds_run = (directory / MANIFEST).exists()
-        is_taken = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
+        manifest = directory / MANIFEST
+        holds_run = manifest.exists()
+        # half a manifest is what a run leaves that was killed as it began
+        is_taken = directory.exists() and (not directory.is_dir() or {*directory.iterdir()} - {_scratch(manifest)})
     except OSError as error:
         raise RunError(f"--output {directory}: {error.strerror}") from None
     if holds_run:
@@ -173,6 +175,8 @@ def read_run(directory: Path) -> Run:
         RunError: there is no run, or one of another schema, or a line other than the last is damaged.
     """
     manifest = _read_manifest(directory)
+    if manifest.ended is None and not any((directory / name).exists() for name in (REQUESTS, LEVELS)):
+        return Run(manifest, [], [], None)  # killed as it began
     requests, cut_request = _read_lines(directory / REQUESTS, RequestRecord)
     levels, cut_level = _read_lines(directory / LEVELS, LevelRecord)
     cut = [name for name, is_cut in ((REQUESTS, cut_request), (LEVELS, cut_level)) if is_cut]
@@ -186,7 +190,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         RunError: it can't be written.
     """
-    scratch = path.with_suffix(".tmp")
+    scratch = _scratch(path)
     try:
         scratch.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
         os.replace(scratch, path)
@@ -194,6 +198,10 @@ def write_json(path: Path, value: Any) -> None:
         with contextlib.suppress(OSError):  # half a file is no use, and would be in the way of another try
             scratch.unlink()
         raise RunError(f"{path} can't be written: {error.strerror}") from None
+
+
+def _scratch(path: Path) -> Path:
+    return path.with_suffix(".tmp")
 
 
 def _now() -> str:

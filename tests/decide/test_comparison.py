@@ -194,7 +194,7 @@ def test_a_load_at_which_an_arm_failed_has_no_ratio_and_the_rest_goes_on() -> No
     failed = found.loads[1].versus[0].throughput
     assert failed.value is None
     assert failed.why_not is not None
-    assert failed.why_not.detail == "the other arm brought nothing in any of 4 visits"
+    assert failed.why_not.detail == "on brought nothing in any of 4 visits"
     assert found.loads[1].arms[1].failed == 160
     assert found.versus[0].throughput is not None
     assert found.versus[0].throughput.loads == (1, 4)

@@ -119,18 +119,19 @@ def test_one_length_of_answers_is_compared_at_a_time() -> None:
 
 def test_of_three_arms_no_two_are_the_same_server() -> None:
     arms = {name: manifest(name, closed()) for name in ("off", "k1", "k3")}
-    check_servers(arms)
+    assert check_servers(arms, force=False) == []
     arms["k3"].target["url"] = arms["k1"].target["url"]
     with pytest.raises(UsageError, match=r"^k1 and k3 are the same server \(http://k1:8000\): name each server once$"):
-        check_servers(arms)
+        check_servers(arms, force=False)
+    assert check_servers(arms, force=True) == ["--force: k1 and k3 are the same server (http://k1:8000)"]
     del arms["off"]
-    check_servers(arms)  # two may be: A/A
+    assert check_servers(arms, force=False) == []  # two may be: A/A
 
 
 def test_servers_that_breakeven_started_are_never_the_same() -> None:
     same_port = {"target": {"url": "http://127.0.0.1:8000"}}
     arms = {name: manifest(name, closed(), flags={"serve": f"vllm {name}"}, **same_port) for name in ("a", "b", "c")}
-    check_servers(arms)
+    assert check_servers(arms, force=False) == []
 
 
 def test_a_server_that_was_restarted_otherwise_is_another() -> None:
@@ -138,7 +139,7 @@ def test_a_server_that_was_restarted_otherwise_is_another() -> None:
         f"k{k}": manifest("a", closed(), target={"url": "http://a:1", "config": {"speculative_num_steps": k}})
         for k in (0, 1, 3)
     }
-    check_servers(arms)
+    assert check_servers(arms, force=False) == []
 
 
 def test_what_a_server_tells_of_speculation() -> None:

@@ -30,6 +30,25 @@ def test_drift_that_hits_both_visits_of_a_pair_falls_out() -> None:
     assert (drifting.log, drifting.se) == (pytest.approx(still.log), pytest.approx(still.se))
 
 
+def test_drift_from_visit_to_visit_falls_out_of_the_noise_from_eight_pairs_on() -> None:
+    noise = np.array([0.01, -0.02, 0.03, 0.0, -0.01, 0.02, -0.03, 0.01])
+    for n, shrinks in ((7, False), (8, True), (9, True)):
+        logs = np.resize(noise, n)
+        # Speed that falls by 5 % a visit: in A B the second is the slower one for it, in B A the first.
+        order = 0.05 * np.where(np.arange(n) % 2, 1, -1)
+        still, drifting = (the_ratio(paired([1.0] * n, list(np.exp(each)))) for each in (logs, logs + order))
+        assert (drifting.se == pytest.approx(still.se)) == shrinks
+        if shrinks:
+            assert drifting.log == pytest.approx(still.log)
+            assert drifting.df == n - 2
+
+
+def test_pairs_that_only_their_order_tells_apart_still_have_some_noise() -> None:
+    found = the_ratio(paired([1.0] * 8, [1.1, 1.2] * 4))
+    assert 0 < found.se < 1e-6
+    assert found.value == pytest.approx(math.sqrt(1.1 * 1.2))
+
+
 def test_swapped_arms_give_the_inverse() -> None:
     a, b = [100.0, 110.0, 95.0], [120.0, 125.0, 119.0]
     forth, back = the_ratio(paired(a, b)), the_ratio(paired(b, a))

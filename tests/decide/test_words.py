@@ -11,6 +11,7 @@ from breakeven.decide.ratio import NoRatio, Ratio
 from breakeven.decide.verdict import Longer
 from breakeven.decide.words import break_even_sentence, knee_words, longer_words
 from breakeven.measure.stats import Interval
+from tests.decide.test_verdict import a_ratio
 
 LOADS = (1, 2, 4, 8, 16, 32)
 
@@ -112,6 +113,16 @@ def test_nothing_to_compare_says_why() -> None:
         "Speculation can't be judged: at 8 the other arm brought nothing in any of 8 visits"
     )
     assert "no load was measured in both arms" in break_even_sentence(break_even({}), reference="a", other="b")
+
+
+def test_loads_without_a_verdict_are_never_counted_among_those_that_pay() -> None:
+    failed = NoRatio("arm_failed", "on brought nothing in any of 8 visits")
+    found = break_even({1.0: a_ratio(1.4, 0.01), 4.0: a_ratio(1.2, 0.01), 8.0: failed, 16.0: failed})
+    assert break_even_sentence(found, reference="off", other="on") == (
+        "Speculation pays at every load with a verdict (1 to 4): between 20 % and 40 % faster; no verdict at 8 and 16"
+    )
+    crossing = break_even({1.0: a_ratio(1.4, 0.01), 4.0: failed, 8.0: a_ratio(0.8, 0.01)})
+    assert break_even_sentence(crossing, reference="off", other="on").endswith("costs 20 % at 8; no verdict at 4")
 
 
 def test_one_load_is_not_called_every() -> None:

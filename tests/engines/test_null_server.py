@@ -491,3 +491,24 @@ def test_the_helper_stops_the_server_even_after_an_error() -> None:
 def test_bad_flags_fail_the_start_with_a_reason(flags: tuple[str, ...], said: str) -> None:
     with pytest.raises(EngineError, match=said), null_server(*flags):
         pass
+
+
+def test_who_finds_no_descriptor_waits_until_another_leaves() -> None:
+    limited = ["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *COMMAND]
+    with subprocess.Popen(limited, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        server = NullServer(**json.loads(process.stdout.readline()), pid=process.pid)
+        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(60)]
+        before_s = cpu_seconds(process.pid)
+        time.sleep(0.5)
+        assert process.poll() is None
+        assert cpu_seconds(process.pid) - before_s < 0.2  # it does not spin
+        for connection in crowd:
+            connection.close()
+        assert call(server, "GET", "/health")[0] == 200
+        process.terminate()
+
+
+def cpu_seconds(pid: int) -> float:
+    ticks = Path(f"/proc/{pid}/stat").read_text().split()[13:15]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from breakeven.load.connection import Connection
 from breakeven.load.dialect import dialect_for
 from breakeven.load.later import Later
 from breakeven.load.plan import PlannedRequest
@@ -248,6 +249,21 @@ def test_a_stream_that_falls_silent() -> None:
     assert (record.outcome, record.error) == ("timeout", "silent for 0.3 s (--stall-timeout)")
     assert record.output_tokens == 2
     check_ended(record, after_s=0.4)
+
+
+def test_a_silent_stream_is_looked_at_once_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand that are looked at four times a second cost a third of what the client costs."""
+    looks: list[Connection] = []
+    check = Connection.check
+
+    def counted(connection: Connection) -> bool:
+        looks.append(connection)
+        return check(connection)
+
+    monkeypatch.setattr(Connection, "check", counted)
+    rest = (chunk(token("b", 2, finish="stop")), chunk(DONE), LAST)
+    assert record_of(HEAD, chunk(token("a", 1)), 1.3, *rest).outcome == "ok"
+    assert len(looks) == 1
 
 
 def test_waiting_for_the_first_byte_is_no_silence() -> None:

@@ -68,6 +68,15 @@ def test_patterns_follow_the_seed(arrivals: str) -> None:
     assert first(3) != first(4)
 
 
+def test_repeats_of_a_level_have_arrivals_of_their_own_and_the_first_those_of_no_repeat() -> None:
+    def first(**run: int) -> list[float]:
+        return list(islice(due_times(1.0, "poisson", seed=3, **run), 20))
+
+    assert first() == first(run=0)
+    assert first(run=1) == first(run=1)
+    assert len({tuple(first(run=run)) for run in range(8)}) == 8
+
+
 @pytest.mark.parametrize("arrivals", KINDS)
 def test_due_times_ascend_and_have_no_end(arrivals: str) -> None:
     found = list(islice(due_times(1000.0, arrivals, seed=0), 50_000))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from breakeven.cli import main
 from breakeven.errors import RunError, UsageError
 from breakeven.runs import read_run
 from breakeven.sim.command import SimulateOptions, Simulation, simulate_command
@@ -46,6 +49,22 @@ def test_runs_are_written_and_a_model_can_be_fitted_to_them(tmp_path: Path) -> N
             assert twin.output_throughput.value == pytest.approx(level.output_throughput.value, rel=0.08)
     with pytest.raises(RunError, match="holds another run"):
         run(options)
+
+
+def test_several_runs_are_one_document_and_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["simulate", "--concurrency", "1", "2", "--max-tokens", "16", "--duration", "5"]
+    assert main([*load, "--format", "json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["k0", "k3"]
+    assert main([*load, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [(row["k"], row["concurrency"]) for row in rows] == [("0", "1"), ("0", "2"), ("3", "1"), ("3", "2")]
+    assert all(None not in row and None not in row.values() for row in rows)
+
+
+def test_a_prompt_that_takes_forever_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text('{"prefill": {"request_ms": 1e308, "token_ms": 1e308}}')
+    with pytest.raises(UsageError, match="prefill: request_ms and token_ms must be from 0 to 1000000000"):
+        run(SimulateOptions(**QUICK, model=tmp_path / "m.json"))
 
 
 def test_an_open_loop_has_rates_and_no_break_even() -> None:

@@ -18,14 +18,15 @@ def check_arrivals(text: str) -> str:
     return text
 
 
-def due_times(rate: float, arrivals: str, *, seed: int) -> Iterator[float]:
+def due_times(rate: float, arrivals: str, *, seed: int, run: int = 0) -> Iterator[float]:
     """Endless due times at `rate` a second, in seconds after the start; the first after one gap.
 
     Gaps are `constant`, exponential (`poisson`), or gamma-distributed with a coefficient of variation
-    (`gamma:CV`: 1 is Poisson, above it bursts). They depend on the seed and the distribution alone: two rates see the
-    same pattern, stretched.
+    (`gamma:CV`: 1 is Poisson, above it bursts). They depend on the seed, the distribution and `run` alone: two rates
+    see the same pattern, stretched. Repeats of a level (`LevelPlan.run`) differ, in every arm alike: with the same
+    pattern in each, what it does at a window's edges would look like a difference of arms that is beyond doubt.
     """
-    gap = _gap(arrivals, random.Random(f"arrivals {seed} {arrivals}"))
+    gap = _gap(arrivals, random.Random(f"arrivals {seed} {arrivals}" + (f" {run}" if run else "")))
     at = 0.0
     while True:
         at += gap()

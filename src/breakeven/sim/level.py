@@ -90,7 +90,7 @@ class _Driver:
                 plan, requests, self._send, self._clock, conditions.stop, ramp=conditions.ramp, hooks=hooks
             )
         else:
-            due = due_times(plan.rate, plan.arrivals, seed=conditions.seed)
+            due = due_times(plan.rate, plan.arrivals, seed=conditions.seed, run=plan.run)
             bound = plan.max_in_flight or _MOST_IN_FLIGHT
             level = OpenLoop(
                 due,

@@ -14,6 +14,10 @@ from breakeven.sim.steps import RooflineSteps, StepTimes
 __all__ = ["Acceptance", "EngineModel", "Lengths", "Noise", "Prefill", "read_model"]
 
 
+#: Eleven days; virtual time is kept in whole nanoseconds, which infinity has not.
+_LONGEST_MS = 10**9
+
+
 class Prefill(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What reading a prompt costs: `request_ms` + `token_ms` per input token.
 
@@ -27,8 +31,8 @@ class Prefill(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Raises ValueError for a cost below zero or a chunk of nothing."""
-        if not (0 <= self.request_ms < math.inf and 0 <= self.token_ms < math.inf):
-            raise ValueError("prefill: request_ms and token_ms must be 0 or more")
+        if not (0 <= self.request_ms <= _LONGEST_MS and 0 <= self.token_ms <= _LONGEST_MS):
+            raise ValueError(f"prefill: request_ms and token_ms must be from 0 to {_LONGEST_MS}")
         if self.chunk_tokens is not None and self.chunk_tokens < 1:
             raise ValueError("prefill: chunk_tokens must be 1 or more, or null")
 
