@@ -97,7 +97,7 @@ def test_ramp_caps_are_in_no_order() -> None:
 def test_ramp_caps_follow_the_seed_and_the_load_and_nothing_else() -> None:
     assert caps(16, seed=1) == caps(16, seed=1)
     assert caps(16, seed=1) != caps(16, seed=2)
-    again = requests(level(16, index=5, run=3), seed=1)
+    again = requests(level(16, index=5), seed=1)
     assert [again.next("ramp", slot=slot).max_tokens for slot in range(16)] == caps(16, seed=1)
 
 

@@ -43,16 +43,18 @@ class LevelRequests:
     Each phase counts for itself: the k-th measured request has the same prompt at every level and in every arm,
     however many the ramp took. Repeats (`LevelPlan.run`) begin further on in the order, in every arm alike. With `tag`,
     each prompt begins with it and a number, as no prompt before did. Ramp request i is capped at a share of max-tokens
-    that is uniform over the slots (stratified, in seeded order), so that the slots' starts and ends are spread from the
-    first.
+    that is uniform over the slots (stratified, in seeded order, the largest 1), so that the slots' starts and ends are
+    spread from the first.
     """
 
     def __init__(self, level: LevelPlan, prompts: PromptSet, *, seed: int, tag: str | None) -> None:
         self._level, self._prompts, self._tag = level, prompts.prompts, tag
         self._sent: Counter[Phase] = Counter()
-        rng = random.Random(f"ramp {seed} {level.concurrency} {level.max_tokens}")
+        again = f" {level.run}" if level.run else ""
+        rng = random.Random(f"ramp {seed} {level.concurrency} {level.max_tokens}{again}")
         slots = level.concurrency
         self._shares = [(i + rng.random()) / slots for i in range(slots)]
+        self._shares[-1:] = [1.0] * bool(slots)  # whole, so that the ramp tells how long a request takes
         rng.shuffle(self._shares)
 
     def next(self, phase: Phase, *, slot: int | None = None) -> PlannedRequest:
