@@ -45,7 +45,7 @@ __all__ = ["Alternation"]
 #: at least. With `--budget` windows are shorter, and as many turns as fit, no fewer than LEAST_TURNS.
 TURNOVERS, TURNOVERS_IN_BUDGET = (3.0, 5.0), (1.5, 2.0)
 LEAST_TURNS = 3
-#: With `--precision`, the ratio is looked at when so many times `--cycles` are done, and not after each one: that would
+#: The ratio's precision is looked at when so many times `--cycles` are done, and not after each one: that would
 #: pick the moments at which the interval happens to be narrow.
 LOOKS = (1, 2, 4)
 
@@ -86,7 +86,7 @@ class Alternation:
         self._loads = plan_levels(structs.replace(options.bench, runs=1), material.trace)
         self._by_sweeps = any(own.serve for own in arms.values())
         self._turns = options.repeats if self._by_sweeps else 2 * options.cycles
-        self._most_turns = self._turns * (LOOKS[-1] if options.precision else 1)
+        self._most_turns = self._turns * (LOOKS[-1] if options.precision and not self._by_sweeps else 1)
         self._manifests: dict[str, Manifest] = {}
         self._writers: dict[str, RunWriter] = {}
         self._next_ids: dict[str, int] = {}
@@ -279,12 +279,11 @@ class Alternation:
             words = " ".join(filter(None, [target["engine"], target["version"]]))
             self._live.say(f"{name}: {words} at {target['url']}, model {manifest.model}, API {target['api']}")
         budget_s, loads = self._options.bench.budget_s, len(self._loads)
-        self._live.say(
-            f"plan: {loads} load{'s' * (loads > 1)}, "
-            + ("" if budget_s is None else f"within about {duration(budget_s)} ")
-            + f"{'up to ' if budget_s else ''}{self._turns} turns of each arm at each"
-            + f", into {self.directory}"
-        )
+        turns = f"{self._turns}" if self._most_turns == self._turns else f"{self._turns} to {self._most_turns}"
+        if budget_s is not None:
+            turns = f"within about {duration(budget_s)} up to {self._most_turns}"
+        what = f"{loads} load{'s' * (loads > 1)}, {turns} turns of each arm at each"
+        self._live.say(f"plan: {what}, into {self.directory}")
 
     def _say_load(self, arms: Sequence[_Ready], load: LevelPlan) -> None:
         for name, ratio in self._ratios(arms, load).items():

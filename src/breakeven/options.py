@@ -77,12 +77,13 @@ class CompareOptions(Struct, frozen=True, kw_only=True):
     """What `breakeven compare` was asked to measure; `breakeven compare --help` says what each field means.
 
     `bench` holds load and requests, the same for all arms; `arms` has each arm's name and where its server is.
+    `precision` None: `cycles` and no more.
     """
 
     bench: BenchOptions
     arms: tuple[tuple[str, str], ...]
     cycles: int = 4
-    precision: float | None = None
+    precision: float | None = 0.025
     repeats: int = 3
     concurrently: bool = False
     force: bool = False

@@ -133,10 +133,10 @@ class RunWriter:
             while rest:  # a disk that fills up takes a part first
                 rest = rest[file.write(rest) :]
         except OSError as error:
-            self._failure = RunError(
-                f"--output {self.directory}: {error.strerror}; what is there can be summarized, and once there is room "
-                f"gone on with: breakeven bench --resume {self.directory}"
-            )
+            mend = "what is there can be summarized"
+            if self._manifest.turns is None:
+                mend += f", and once there is room gone on with: breakeven bench --resume {self.directory}"
+            self._failure = RunError(f"--output {self.directory}: {error.strerror}; {mend}")
             raise self._failure from None
 
 

@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
     )
     add = parser.add_argument_group("arms").add_argument
     add("--arm", action="append", type=arm, metavar="NAME=WHERE", help="an arm; the first is the reference")
-    add("--cycles", type=count, metavar="N", help="ABBA cycles at each load, two turns of each arm (4)")
+    add("--cycles", type=count, metavar="N", help="so many ABBA cycles at each load, two turns of each arm")
     add("--concurrently", action="store_true", help="load the arms at the same time: only on machines of their own")
     add("--slo", metavar="LIMITS", help="the largest load that holds them, e.g. ttft_p99:2000,tpot_p50:50 (ms)")
     add("--force", action="store_true", help="compare runs that are unlike")
@@ -68,7 +68,7 @@ def add(commands: Any) -> None:
         dest="ratio_precision",
         type=share,
         metavar="SHARE",
-        help="up to four times the cycles, until the ratio's 95%% interval is within this share",
+        help="4 cycles (or N), then up to four times as many, until the ratio's 95%% interval is within this (0.025)",
     )
     add_load(parser, of_turns=True)
     add_requests(parser)
@@ -98,6 +98,8 @@ def _measure(args: argparse.Namespace, form: Format) -> int:
     given = given_options(args)
     own = {field: given.pop(name) for name, field in _OWN.items() if name in given}
     del given["directories"]
+    if "cycles" in own:
+        own.setdefault("precision", None)
     slo = given.pop("slo", None)
     if "arms" not in own:
         raise UsageError("give two arms (--arm off=URL --arm on=URL), or the directories of two runs")
