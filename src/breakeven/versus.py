@@ -111,7 +111,7 @@ def _place(name: str, where: str) -> dict[str, str]:
     raise UsageError(f"--arm {name}={where[:40]}: give http://…, serve:COMMAND, local: or local:ngram-simple")
 
 
-def compare_directories(directories: Sequence[Path], slos: str | None, *, force: bool) -> Comparison:
+def compare_directories(directories: Sequence[Path], slos: str | None = None, *, force: bool = False) -> Comparison:
     """Compares runs that exist; one directory of a comparison stands for its arms.
 
     Raises:
@@ -167,7 +167,7 @@ def _names(directories: Sequence[Path], given: Sequence[str | None]) -> list[str
     ]
 
 
-def measure_and_compare(options: CompareOptions, slos: str | None) -> Compared:
+def measure_and_compare(options: CompareOptions, slos: str | None = None) -> Compared:
     """Measures all arms by turns, then compares them.
 
     Raises:
