@@ -176,8 +176,8 @@ def test_arms_that_are_started_take_turns_as_whole_sweeps(breakeven: Run, tmp_pa
         return f"serve:{sys.executable} -m breakeven.engines.null --port {{port}} {' '.join(flags)}"
 
     result = breakeven(
-        "compare", "--arm", f"off={serve(OFF)}", "--arm", f"on={serve(ON)}", "--concurrency", 1, 4, *QUICK, "--duration", 1.5,
-        "--output", "out",
+        "compare", "--arm", f"off={serve(OFF)}", "--arm", f"on={serve(ON)}", "--concurrency", 1, 4, *QUICK,
+        "--duration", 1.5, "--output", "out",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert comparison(tmp_path / "out")["how"] == "sweeps"
