@@ -138,6 +138,11 @@ class Alternation:
                 if self.lost:
                     return
             self._say_load(arms, load)
+            if (took_s := time.monotonic() - began_s) > 1.2 * share_s:
+                self._live.say(
+                    f"note: {LEAST_TURNS} turns of each arm at {load.name} took {duration(took_s)} of the "
+                    f"{duration(share_s)} that --budget left for them: lower --max-tokens or raise it"
+                )
 
     def _looks(self) -> list[int]:
         return [self._turns * look for look in LOOKS] if self._options.precision else []
