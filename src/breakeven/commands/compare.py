@@ -8,7 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from breakeven.commands.flags import add_access, add_load, add_output, add_requests, flag, given_options
+from breakeven.commands.flags import (
+    add_access,
+    add_load,
+    add_output,
+    add_requests,
+    add_serve_timeout,
+    flag,
+    given_options,
+)
 from breakeven.commands.values import arm, count, share
 from breakeven.errors import UsageError
 
@@ -61,6 +69,7 @@ def add(commands: Any) -> None:
     add("--concurrently", action="store_true", help="load the arms at the same time: only on machines of their own")
     add("--slo", metavar="LIMITS", help="the largest load that holds them, e.g. ttft_p99:2000,tpot_p50:50 (ms)")
     add("--force", action="store_true", help="compare runs that are unlike")
+    add_serve_timeout(add)
     add_access(add)
     add("--repeats", type=count, metavar="R", help="sweeps of each arm, where arms are started by a command (3)")
     add(
@@ -72,7 +81,7 @@ def add(commands: Any) -> None:
     )
     add_load(parser, of_turns=True)
     add_requests(parser)
-    add_output(parser)
+    add_output(parser, of_turns=True)
 
 
 def _run(args: argparse.Namespace) -> int:

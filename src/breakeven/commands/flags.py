@@ -26,7 +26,16 @@ from breakeven.commands.values import (
 )
 from breakeven.errors import UsageError
 
-__all__ = ["add_access", "add_load", "add_output", "add_requests", "add_server", "flag", "given_options"]
+__all__ = [
+    "add_access",
+    "add_load",
+    "add_output",
+    "add_requests",
+    "add_serve_timeout",
+    "add_server",
+    "flag",
+    "given_options",
+]
 
 #: Flags that say something only beside one of others.
 _NEEDS = {
@@ -34,7 +43,7 @@ _NEEDS = {
     "speed": ("trace",),
     "max_in_flight": ("rate", "trace"),
     "serve_on": ("serve",),
-    "serve_timeout_s": ("serve",),
+    "serve_timeout_s": ("serve", "arm"),
 }
 #: Flags that contradict each other, and why.
 _EXCLUDES = {
@@ -64,6 +73,12 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
     add("--serve", metavar="COMMAND", help="start this server on a free port, which it gets as {port}, and stop it")
     add("--serve-on", metavar="HOST", help="start it there, over ssh with a key; measured at HOST's own address")
+    add_serve_timeout(add)
+    add_access(add)
+
+
+def add_serve_timeout(add: Callable[..., object]) -> None:
+    """How long a server that is started may take, as a flag of a group."""
     add(
         "--serve-timeout",
         dest="serve_timeout_s",
@@ -71,7 +86,6 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="the longest it may take to answer (20m)",
     )
-    add_access(add)
 
 
 def add_access(add: Callable[..., object]) -> None:
@@ -176,11 +190,12 @@ def add_requests(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Where a run goes and what is printed."""
+def add_output(parser: argparse.ArgumentParser, *, of_turns: bool = False) -> None:
+    """Where a run goes and what is printed; with `of_turns` without a label, since arms have names."""
     add = parser.add_argument_group("output").add_argument
     add("--output", type=Path, metavar="DIR", help="default: runs/<time>-<label>")
-    add("--label", metavar="NAME", type=label, help="the run's name")
+    if not of_turns:
+        add("--label", metavar="NAME", type=label, help="the run's name")
     add("--format", choices=("table", "markdown", "csv", "json"), help="what is printed at the end (table)")
     add("--keep-text", action="store_true", help="write the answers into the records")
     add("--quiet", action="store_true", help="no live line")
