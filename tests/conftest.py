@@ -15,9 +15,11 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def breakeven(tmp_path: Path) -> Run:
-    """Runs `breakeven ARGS…` in an empty directory; `env` adds variables. Never waits longer than a minute."""
+    """Runs `breakeven ARGS…` in an empty directory; `env` adds variables. Waits a minute at most."""
 
-    def run(*args: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        *args: object, env: dict[str, str] | None = None, timeout_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         clean = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
         return subprocess.run(
             [sys.executable, "-m", "breakeven", *map(str, args)],
@@ -25,7 +27,7 @@ def breakeven(tmp_path: Path) -> Run:
             env=clean | (env or {}),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=timeout_s,
         )
 
     return run
