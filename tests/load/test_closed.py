@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
 
 import pytest
 from msgspec import Struct
 
-from breakeven.clock import VirtualClock, VirtualLoop
 from breakeven.load.closed import ClosedLoop, warm_up
 from breakeven.load.plan import LevelRequests, PlannedRequest
 from breakeven.load.prompts import Prompt, PromptSet
 from breakeven.load.window import Hooks, LevelTimes, StopRule
 from breakeven.measure.level import LevelSummary, summarize_level
 from breakeven.records import ClientCost, LevelPlan, LevelRecord, Phase, RequestRecord
-
-_T = TypeVar("_T")
+from tests.load.virtual import VirtualRig
 
 S = 1_000_000_000
 PROMPTS = PromptSet(source="test", prompts=tuple(Prompt(id=f"p{i}", text="x") for i in range(64)))
@@ -48,7 +45,7 @@ def uneven(planned: PlannedRequest) -> float:
     return planned.max_tokens * STEP_S * random.Random(planned.prompt.id).uniform(0.3, 1.0)
 
 
-class Rig:
+class Rig(VirtualRig[Sent]):
     """A level on a modelled server, in virtual time."""
 
     def __init__(
@@ -63,12 +60,9 @@ class Rig:
         is_precise: Callable[[float], bool] = lambda elapsed_s: False,
         seed: int = 0,
     ) -> None:
-        self.loop = VirtualLoop()
-        self.clock = VirtualClock(self.loop)
+        super().__init__()
         self.takes, self.comes_through = takes, comes_through
-        self.sent: list[Sent] = []
         self.looks: list[float] = []
-        self.calls: list[tuple[str, int]] = []
         self.level = LevelPlan(index=0, run=0, concurrency=concurrency, max_tokens=max_tokens)
 
         async def look(opened_ns: int) -> bool:
@@ -86,8 +80,8 @@ class Rig:
             ramp=ramp,
             hooks=Hooks(
                 is_precise=look,
-                on_open=lambda: self.calls.append(("open", self.clock.now_ns())),
-                on_close=lambda: self.calls.append(("close", self.clock.now_ns())),
+                on_open=lambda: self.note("open"),
+                on_close=lambda: self.note("close"),
             ),
         )
 
@@ -103,21 +97,8 @@ class Rig:
             sent.end_ns = self.clock.now_ns()
         return self.comes_through(sent)
 
-    def await_(self, work: Awaitable[_T]) -> _T:
-        async def whole() -> _T:
-            return await work
-
-        try:
-            return self.loop.run_until_complete(whole())
-        finally:
-            assert not asyncio.all_tasks(self.loop)
-            self.loop.close()
-
     def run(self) -> LevelTimes:
         return self.await_(self.closed.run())
-
-    def of(self, phase: Phase) -> list[Sent]:
-        return [sent for sent in self.sent if sent.phase == phase]
 
     def in_flight(self) -> set[int]:
         """The numbers of requests that were in flight at any time between the level's start and its end."""

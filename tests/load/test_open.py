@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from itertools import count, islice, pairwise
-from typing import TypeVar
 
 import pytest
 from msgspec import Struct
@@ -19,8 +18,7 @@ from breakeven.load.plan import LevelRequests, PlannedRequest
 from breakeven.load.prompts import Prompt, PromptSet
 from breakeven.load.window import Hooks, LevelTimes, StopRule
 from breakeven.records import LevelPlan, Phase
-
-_T = TypeVar("_T")
+from tests.load.virtual import VirtualRig
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -50,7 +48,7 @@ def uneven(sent: Sent) -> float:
     return random.Random(sent.due_ns).uniform(1.0, 3.0)
 
 
-class Rig:
+class Rig(VirtualRig[Sent]):
     """A level on a modelled server that serves `servers` at once, in virtual time."""
 
     def __init__(
@@ -67,11 +65,8 @@ class Rig:
         is_precise: Callable[[float], bool] = lambda elapsed_s: False,
         arrivals: str = "poisson",
     ) -> None:
-        self.loop = VirtualLoop()
-        self.clock = VirtualClock(self.loop)
+        super().__init__()
         self.takes, self.comes_through = takes, comes_through
-        self.sent: list[Sent] = []
-        self.calls: list[tuple[str, int]] = []
         self.busy = asyncio.Semaphore(servers)
         self.due = list(islice(due_times(rate, arrivals, seed=1), 20_000)) if due is None else due
         plan = LevelPlan(index=0, run=0, max_tokens=100, mode="open", rate=rate, arrivals=arrivals)
@@ -90,8 +85,8 @@ class Rig:
             ramp=ramp,
             hooks=Hooks(
                 is_precise=look,
-                on_open=lambda: self.calls.append(("open", self.clock.now_ns())),
-                on_close=lambda: self.calls.append(("close", self.clock.now_ns())),
+                on_open=lambda: self.note("open"),
+                on_close=lambda: self.note("close"),
             ),
         )
 
@@ -108,21 +103,8 @@ class Rig:
             sent.end_ns = self.clock.now_ns()
         return self.comes_through(sent)
 
-    def await_(self, work: Awaitable[_T]) -> _T:
-        async def whole() -> _T:
-            return await work
-
-        try:
-            return self.loop.run_until_complete(whole())
-        finally:
-            assert not asyncio.all_tasks(self.loop)
-            self.loop.close()
-
     def run(self) -> LevelTimes:
         return self.await_(self.open.run())
-
-    def of(self, phase: Phase) -> list[Sent]:
-        return [sent for sent in self.sent if sent.phase == phase]
 
     def most_in_flight(self) -> int:
         moments = sorted([(s.sent_ns, 1) for s in self.sent] + [(s.end_ns, -1) for s in self.sent])
