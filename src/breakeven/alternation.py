@@ -91,6 +91,7 @@ class Alternation:
         self._writers: dict[str, RunWriter] = {}
         self._next_ids: dict[str, int] = {}
         self._visits = 0
+        self._ceiling: float | None = None
         self.lost: str | None = None
 
     @functools.cached_property
@@ -116,12 +117,12 @@ class Alternation:
 
     async def _measure_pairs(self, servers: Mapping[str, Server]) -> int:
         arms = {name: await self._meet(name, server) for name, server in servers.items()}
-        check_alike(self._manifests, self._options.force)
-        check_servers(self._manifests, self._options.force)
-        self._announce_pairs()
-        ceiling = await client_ceiling(self._live, self._room)
+        for name, arm in arms.items():
+            self._live.say(f"{name}: {arm.describe()}")
+        self._announce_plan()
+        self._ceiling = await client_ceiling(self._live, self._room)
         async with contextlib.AsyncExitStack() as stack:
-            ready = [await stack.enter_async_context(self._ready(name, arm, ceiling)) for name, arm in arms.items()]
+            ready = [await stack.enter_async_context(self._ready(name, arm)) for name, arm in arms.items()]
             return await until_signal(self._alternate(ready))
 
     async def _alternate(self, arms: Sequence[_Ready]) -> None:
@@ -193,7 +194,7 @@ class Alternation:
 
     def _ratios(self, arms: Sequence[_Ready], load: LevelPlan) -> dict[str, Ratio | None]:
         """The ratio of each arm's throughput to the reference's so far, None where there is none."""
-        reference, *others = ([_rate(summary) for summary in _at(arm, load)] for arm in arms)
+        reference, *others = ([summary.rate for summary in _at(arm, load)] for arm in arms)
         found: dict[str, Ratio | None] = {}
         for arm, rates in zip(arms[1:], others, strict=True):
             ratio = paired(reference, rates) if len(reference) == len(rates) else None
@@ -227,16 +228,16 @@ class Alternation:
 
     async def _measure_sweep(self, name: str, server: Server, repeat: int) -> int:
         arm = await self._meet(name, server)
-        check_alike(self._manifests, self._options.force)
         self._live.say(f"{name}: {arm.describe()}")
-        ceiling = await client_ceiling(self._live, self._room)
+        if not self._visits:  # this machine's, whichever arm is up
+            self._ceiling = await client_ceiling(self._live, self._room)
         levels = [structs.replace(load, index=self._index(load, repeat), run=repeat) for load in self._loads]
         bench = self._options.bench
         sweeps_left = self._turns * len(self._arms) - self._visits
         budget_s = None if bench.budget_s is None else max(1.0, (bench.budget_s - self._elapsed_s()) / sweeps_left)
         sweep = Sweep(structs.replace(bench, budget_s=budget_s), len(levels), self._live, planned_s=math.inf)
         self._visits += 1
-        async with self._ready(name, arm, ceiling) as ready:
+        async with self._ready(name, arm) as ready:
             stopped_by = await until_signal(sweep.run(ready.measurer, levels))
             self.lost = name if ready.measurer.lost else None
         return stopped_by
@@ -244,7 +245,7 @@ class Alternation:
     # ---- both ----
 
     async def _meet(self, name: str, server: Server) -> Arm:
-        """Finds out what an arm is; at a later start, whether it is still the same."""
+        """Finds out what an arm is, and whether it can be compared with those met before, or with itself then."""
         arm = Arm(self._arms[name], self._material, server)
         await arm.probe()
         levels = [
@@ -257,10 +258,12 @@ class Alternation:
         if name in self._manifests:
             check_same(self._manifests[name], manifest)
         self._manifests.setdefault(name, manifest)
+        check_alike(self._manifests, self._options.force)
+        check_servers(self._manifests, self._options.force)
         return arm
 
     @contextlib.asynccontextmanager
-    async def _ready(self, name: str, arm: Arm, ceiling: float | None) -> AsyncIterator[_Ready]:
+    async def _ready(self, name: str, arm: Arm) -> AsyncIterator[_Ready]:
         manifest = self._manifests[name]
         if name not in self._writers:
             self._writers[name] = self._files.enter_context(RunWriter.create(self.directory / name, manifest))
@@ -269,7 +272,7 @@ class Alternation:
             origin_ns=origin_ns(manifest),
             first_id=self._next_ids.get(name, 0),
             room=self._room,
-            ceiling=ceiling,
+            ceiling=self._ceiling,
         ) as measurer:
             try:
                 yield _Ready(name, measurer)
@@ -278,11 +281,7 @@ class Alternation:
 
     # ---- what is said ----
 
-    def _announce_pairs(self) -> None:
-        for name, manifest in self._manifests.items():
-            target = manifest.target
-            words = " ".join(filter(None, [target["engine"], target["version"]]))
-            self._live.say(f"{name}: {words} at {target['url']}, model {manifest.model}, API {target['api']}")
+    def _announce_plan(self) -> None:
         budget_s, loads = self._options.bench.budget_s, len(self._loads)
         turns = f"{self._turns}" if self._most_turns == self._turns else f"{self._turns} to {self._most_turns}"
         if budget_s is not None:
@@ -318,10 +317,6 @@ class Alternation:
 
 def _at(arm: _Ready, load: LevelPlan) -> list[LevelSummary]:
     return [summary for summary in arm.measurer.summaries if summary.load == load.load]
-
-
-def _rate(summary: LevelSummary) -> float:
-    return summary.output_throughput.value if summary.requests["ok"] else 0.0
 
 
 def _half_width(ratio: Ratio) -> float:

@@ -70,8 +70,8 @@ class Turn(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Output tokens a second; 0 where no request ended well, whatever the tokens before the failures."""
-        return self.summary.output_throughput.value if self.well else 0.0
+        """Output tokens a second, as `LevelSummary.rate` has it."""
+        return self.summary.rate
 
     @property
     def seconds(self) -> float:

@@ -57,6 +57,11 @@ class LevelSummary(Struct, frozen=True, kw_only=True):
     checks: list[Check]
     ended_by: str
 
+    @property
+    def rate(self) -> float:
+        """Output tokens a second; 0 where no request ended well, whatever the tokens before the failures."""
+        return self.output_throughput.value if self.requests["ok"] else 0.0
+
 
 def summarize_level(level: LevelRecord, records: Iterable[RequestRecord], *, shared_cores: int | None) -> LevelSummary:
     """The numbers of one level.
