@@ -154,7 +154,7 @@ class Arm:
         options, identity = self.options, self.identity
         prompts, trace = self.material
         return Manifest(
-            label=options.label or options.local or identity.engine,
+            label=options.label or options.local or options.vllm or identity.engine,
             breakeven_version=__version__,
             target={
                 "url": identity.base_url,

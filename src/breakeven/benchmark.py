@@ -205,7 +205,8 @@ async def client_ceiling(live: Live, room: int) -> float | None:
 
 
 def _kind(options: BenchOptions) -> str:
-    return "local" if options.local is not None else "serve" if options.serve else "bench"
+    started = {"local": options.local, "vllm": options.vllm, "serve": options.serve}
+    return next((kind for kind, asked in started.items() if asked is not None), "bench")
 
 
 def new_directory(label: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-__all__ = ["BenchOptions", "CompareOptions", "Format"]
+__all__ = ["BenchOptions", "CompareOptions", "FindOptions", "Format"]
 
 Format = Literal["table", "markdown", "csv", "json"]
 
@@ -15,12 +15,13 @@ Format = Literal["table", "markdown", "csv", "json"]
 class BenchOptions(Struct, frozen=True, kw_only=True):
     """One field per flag of `breakeven bench`; `breakeven bench --help` says what each means.
 
-    Exactly one of `server_url`, `local` and `serve` is set. The load is `concurrency` unless `rate` or `trace` is set.
-    `headers` and `api_key` are secrets and go into no file.
+    Exactly one of `server_url`, `local`, `vllm` and `serve` is set. The load is `concurrency` unless `rate` or `trace`
+    is set. `headers` and `api_key` are secrets and go into no file.
     """
 
     server_url: str | None = None
     local: str | None = None
+    vllm: str | None = None
     serve: str | None = None
     serve_on: str | None = None
     serve_timeout_s: float = 1200.0
@@ -73,11 +74,25 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
         return {"temperature": self.temperature} | ({"ignore_eos": True} if ignore_eos else {})
 
 
+class FindOptions(Struct, frozen=True, kw_only=True):
+    """What `breakeven compare --find` looks for, between which loads, how narrow, for how long at most.
+
+    `precision` is half the interval of the load, on the log scale; `slo` has the limits that `slo` looks for.
+    """
+
+    what: Literal["break-even", "knee", "slo"]
+    between: tuple[int, int] = (1, 256)
+    precision: float = 0.1
+    max_seconds: float | None = None
+    slo: str | None = None
+
+
 class CompareOptions(Struct, frozen=True, kw_only=True):
     """What `breakeven compare` was asked to measure; `breakeven compare --help` says what each field means.
 
     `bench` holds load and requests, the same for all arms; `arms` has each arm's name and where its server is.
-    `precision` None: `cycles` and no more.
+    `precision` None: `cycles` and no more. With `find` loads and turns are chosen as it goes, and `cycles`, `precision`
+    and `repeats` say nothing.
     """
 
     bench: BenchOptions
@@ -87,3 +102,4 @@ class CompareOptions(Struct, frozen=True, kw_only=True):
     repeats: int = 3
     concurrently: bool = False
     force: bool = False
+    find: FindOptions | None = None

@@ -19,6 +19,7 @@ _EPILOG = """examples:
   breakeven bench --serve "vllm serve MODEL --port {port}" --concurrency 1 8 64
   breakeven bench --local --concurrency 1 2 4 8          the embedded engine: started, measured, stopped
   breakeven bench --local ngram-simple --budget 5m
+  breakeven bench --vllm eagle3:2 --concurrency 1 4 16   vLLM on this processor (make vllm)
   breakeven bench --resume runs/20261130-101500-bench    go on where a run was interrupted
 """
 #: What may stand beside --resume: all else is the run's own.
@@ -53,8 +54,8 @@ def _run(args: argparse.Namespace) -> int:
         _check_resume(args)
         done = resume(directory, BenchOptions(**given))
     else:
-        if sum(name in given for name in ("server_url", "local", "serve")) != 1:
-            raise UsageError("give one of --server-url URL, --serve COMMAND and --local")
+        if sum(name in given for name in ("server_url", "local", "vllm", "serve")) != 1:
+            raise UsageError("give one of --server-url URL, --serve COMMAND, --local and --vllm")
         done = bench(BenchOptions(**given))
     print(render(done.summary, given.get("format", "table")), end="", flush=True)
     with contextlib.suppress(OSError):  # a full or closed stderr is no reason to fail a run that is done

@@ -43,7 +43,7 @@ _NEEDS = {
     "speed": ("trace",),
     "max_in_flight": ("rate", "trace"),
     "serve_on": ("serve",),
-    "serve_timeout_s": ("serve", "arm"),
+    "serve_timeout_s": ("serve", "vllm", "arm"),
 }
 #: Flags that contradict each other, and why.
 _EXCLUDES = {
@@ -70,6 +70,13 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         const="none",
         metavar="SPECULATION",
         help="start the embedded engine (llama.cpp, SmolLM2-135M): none (default), ngram-simple, ngram-mod, …",
+    )
+    add(
+        "--vllm",
+        nargs="?",
+        const="off",
+        metavar="SPECULATION",
+        help="start vLLM on this processor (make vllm): off (default), ngram:K, eagle3:K, eagle3:[[1,4,2],[5,64,0]]",
     )
     add("--serve", metavar="COMMAND", help="start this server on a free port, which it gets as {port}, and stop it")
     add("--serve-on", metavar="HOST", help="start it there, over ssh with a key; measured at HOST's own address")

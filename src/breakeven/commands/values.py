@@ -15,6 +15,7 @@ __all__ = [
     "api_key",
     "arm",
     "arrivals",
+    "between",
     "checked",
     "count",
     "extra_body",
@@ -109,7 +110,17 @@ def _to_arm(text: str) -> tuple[str, str]:
     return name, where
 
 
-arm = checked(_to_arm, bool, "an arm: NAME=http://…, NAME=local:… or NAME=serve:COMMAND")
+arm = checked(_to_arm, bool, "an arm: NAME=http://…, NAME=local:…, NAME=vllm:… or NAME=serve:COMMAND")
+
+
+def _to_range(text: str) -> tuple[int, int]:
+    low, colon, high = text.partition(":")
+    if not colon:
+        raise ValueError(text)
+    return int(low), int(high)
+
+
+between = checked(_to_range, lambda ends: 1 <= ends[0] < ends[1] <= 10**5, "a range LOW:HIGH, such as 1:256")
 
 
 def header(text: str) -> tuple[str, str]:

@@ -25,6 +25,9 @@ __all__ = [
 #: Names shown in an error line.
 _SHOWN = 60
 
+#: Flags by which breakeven started the server itself.
+_STARTED = ("local", "vllm", "serve", "serve_on")
+
 
 class ConfigDifference(Struct, frozen=True, kw_only=True):
     """Something of an engine that is not the same in an arm and the reference; None where it tells nothing."""
@@ -209,14 +212,14 @@ def _short(value: object) -> str:
 
 def _running_server(manifest: Manifest) -> str | None:
     """The URL of a server that was there before; None for others, simulated ones included."""
-    started = manifest.server_host is not None or manifest.flags.get("serve") or manifest.flags.get("local") is not None
+    started = manifest.server_host is not None or any(manifest.flags.get(name) is not None for name in _STARTED)
     url = str(manifest.target.get("url", ""))
     return url if url.startswith("http") and not started else None
 
 
 def _engine_facts(manifest: Manifest) -> dict[str, Any]:
     target, flags = manifest.target, manifest.flags
-    started = {f"--{name}": flags[name] for name in ("local", "serve", "serve_on") if flags.get(name) is not None}
+    started = {f"--{name}": flags[name] for name in _STARTED if flags.get(name) is not None}
     known = {"engine": target.get("engine"), "version": target.get("version")}
     return known | started | _flat(target.get("config") or {})
 

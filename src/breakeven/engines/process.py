@@ -49,8 +49,9 @@ class ServerProcess:
     """A server in a session of its own, answering from construction to `stop()`.
 
     Construction blocks until GET `url` + `health_path` returns 200, or /v1/models does where there is no such path.
-    `start_timeout_s` limits that wait; `while_waiting(server, seconds)` is called again and again meanwhile. At the
-    end the server's standard input is closed, `patience_s` later it gets SIGTERM, `stop_grace_s` later SIGKILL.
+    `start_timeout_s` limits that wait; `while_waiting(server, seconds)` is called again and again meanwhile. With
+    `wait` False `wait_until_healthy()` is what blocks, so that several servers can start at the same time. At the end
+    the server's standard input is closed, `patience_s` later it gets SIGTERM, `stop_grace_s` later SIGKILL.
     `env` replaces the environment where given; `stdin` is what the server finds on its standard input, which stays
     open. `hidden` are strings that `log_tail` and errors show as ***.
 
@@ -74,6 +75,7 @@ class ServerProcess:
         log_path: Path | None = None,
         hidden: Sequence[str] = (),
         while_waiting: Callable[[ServerProcess, float], None] | None = None,
+        wait: bool = True,
     ) -> None:
         self.url, self._health_path = url.rstrip("/"), health_path
         self._hidden, self._log_is_kept = tuple(hidden), log_path is not None
@@ -82,17 +84,24 @@ class ServerProcess:
         # Called once at most, and at interpreter exit if nobody has: what stop() promises comes from here.
         limit_s = patience_s + stop_grace_s + guard.KILL_LIMIT_S + GUARD_S
         self._end = weakref.finalize(self, _end, self._process, limit_s)
-        try:
-            _write(self._process.stdin, stdin)
-            self._wait_until_healthy(start_timeout_s, while_waiting)
-        except BaseException:  # Ctrl-C while waiting, too, must not leave the server behind
-            self.stop()
-            raise
+        _write(self._process.stdin, stdin)
+        if wait:
+            self.wait_until_healthy(start_timeout_s, while_waiting)
 
     @property
     def pid(self) -> int:
         """The process id of the server's guard, which lives as long as anything that the server started."""
         return self._process.pid
+
+    def wait_until_healthy(
+        self, timeout_s: float, while_waiting: Callable[[ServerProcess, float], None] | None = None
+    ) -> None:
+        """Return once the server answers; end it and raise EngineError, with the end of the log, if it does not."""
+        try:
+            self._wait(timeout_s, while_waiting)
+        except BaseException:  # Ctrl-C while waiting, too, must not leave the server behind
+            self.stop()
+            raise
 
     def is_healthy(self) -> bool:
         """Whether the server is ready for requests."""
@@ -128,9 +137,7 @@ class ServerProcess:
         weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
         return directory
 
-    def _wait_until_healthy(
-        self, timeout_s: float, while_waiting: Callable[[ServerProcess, float], None] | None
-    ) -> None:
+    def _wait(self, timeout_s: float, while_waiting: Callable[[ServerProcess, float], None] | None) -> None:
         began = time.monotonic()
         while not self.is_healthy():
             self._check_alive()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ from breakeven.engines.process import ServerProcess
 from breakeven.engines.serve import StartedServer
 from breakeven.options import BenchOptions
 
-__all__ = ["Server", "start"]
+__all__ = ["Server", "start", "start_all"]
 
 #: Lines of a dead server's log that a message quotes.
 _LINES = 4
 
 
-#: Requests that the embedded engine decodes at once in an open loop.
-_OPEN_SLOTS = 16
+#: Requests that an engine decodes at once in an open loop: the embedded one, vLLM.
+_OPEN_SLOTS, _OPEN_BATCH = 16, 64
 
 
 class Server:
@@ -55,8 +55,11 @@ def start(options: BenchOptions, say: Callable[[str], None]) -> Iterator[Server]
     if options.local is not None:
         from breakeven.engines.llamacpp import start_local
 
-        with start_local(options.local, slots=_slots(options)) as local:
+        with start_local(options.local, slots=_slots(options, _OPEN_SLOTS)) as local:
             yield Server(local.url, local)
+    elif options.vllm is not None:
+        with start_all({options.vllm: options}, say) as servers:
+            yield servers[options.vllm]
     elif options.serve is not None and options.serve_on is not None:
         from breakeven.engines.remote import serve_on
 
@@ -72,7 +75,29 @@ def start(options: BenchOptions, say: Callable[[str], None]) -> Iterator[Server]
         yield Server(options.server_url)
 
 
-def _slots(options: BenchOptions) -> int:
+@contextmanager
+def start_all(arms: Mapping[str, BenchOptions], say: Callable[[str], None]) -> Iterator[dict[str, Server]]:
+    """The servers of arms that are up together, by the arms' names; vLLM's, slow to start, all start at once.
+
+    Raises:
+        UsageError: as `start`.
+    """
+    specs = {name: options.vllm for name, options in arms.items() if options.vllm is not None}
+    with ExitStack() as stack:
+        found = {}
+        if specs:
+            from breakeven.engines.vllm import start_vllm
+
+            first = arms[next(iter(specs))]  # the load is the same for all
+            servers = start_vllm(
+                specs, requests=_slots(first, _OPEN_BATCH), start_timeout_s=first.serve_timeout_s, say=say
+            )
+            found = {name: Server(server.url, server) for name, server in stack.enter_context(servers).items()}
+        others = {name: stack.enter_context(start(own, say)) for name, own in arms.items() if name not in specs}
+        yield {name: (found | others)[name] for name in arms}
+
+
+def _slots(options: BenchOptions, in_open_loop: int) -> int:
     if options.rate or options.trace is not None:
-        return min(options.max_in_flight or _OPEN_SLOTS, _OPEN_SLOTS)
+        return min(options.max_in_flight or in_open_loop, in_open_loop)
     return max(options.concurrency)
