@@ -301,7 +301,7 @@ def test_of_three_arms_two_that_are_one_server_are_compared_by_force(
         (["--arm", "off=OFF", "--arm", "on=ON", "--slo", "ttft:fast"], "--slo"),
         (["--arm", "off=OFF", "--arm", "on=ON", "--no-ramp"], "--no-ramp"),
         (["--arm", "off=OFF", "--arm", "on=ON", "--label", "mine"], "--label"),
-        (["--serve-timeout", "5"], "says nothing without --serve or --arm"),
+        (["--serve-timeout", "5"], "says nothing without --serve or --vllm or --arm"),
         (["nowhere", "else"], "nowhere holds no run"),
         (["nowhere", "--cycles", "2"], "leave --cycles out"),
     ],

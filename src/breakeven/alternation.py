@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ from breakeven.arm import Arm
 from breakeven.benchmark import client_ceiling
 from breakeven.decide.likeness import check_alike, check_servers
 from breakeven.decide.ratio import Ratio, paired
-from breakeven.engines.start import Server, start
+from breakeven.engines.start import Server, start, start_all
+from breakeven.finding import Finding, check_find
 from breakeven.interrupts import until_signal
 from breakeven.levels import duration, plan_levels, stop_rule
 from breakeven.load.window import StopRule
@@ -67,6 +68,7 @@ class Alternation:
         live: where progress is shown.
         room: requests that can run at once.
         make_directory: called once all arms are found to be usable; the directory gets a run for each, named for it.
+        check: called with each arm's name and manifest before it is measured; raises where it can't be used.
 
     `lost` names the arm whose server was gone, if one was.
     """
@@ -79,12 +81,18 @@ class Alternation:
         live: Live,
         room: int,
         make_directory: Callable[[], Path],
+        check: Callable[[str, Manifest], None] = lambda name, manifest: None,
     ) -> None:
+        check_find(options, arms)
         self._options, self._arms, self._material = options, arms, material
         self._live, self._room, self._make_directory = live, room, make_directory
+        self._check = check
         self._group = secrets.token_hex(8)
         self._loads = plan_levels(structs.replace(options.bench, runs=1), material.trace)
         self._by_sweeps = any(own.serve for own in arms.values())
+        # By name, so that a search sees what its turns gave; filled when the arms are ready.
+        self._summaries: dict[str, Sequence[LevelSummary]] = dict.fromkeys(arms, ())
+        self._finding = self._make_finding(options)
         self._turns = options.repeats if self._by_sweeps else 2 * options.cycles
         self._most_turns = self._turns * (LOOKS[-1] if options.precision and not self._by_sweeps else 1)
         self._manifests: dict[str, Manifest] = {}
@@ -94,7 +102,7 @@ class Alternation:
         self._ceiling: float | None = None
         self.lost: str | None = None
 
-    @functools.cached_property
+    @cached_property
     def directory(self) -> Path:
         """Where the runs are."""
         return self._make_directory()
@@ -111,8 +119,7 @@ class Alternation:
     # ---- arms that are up together ----
 
     def _run_pairs(self) -> int:
-        with contextlib.ExitStack() as stack:
-            servers = {name: stack.enter_context(start(own, self._live.say)) for name, own in self._arms.items()}
+        with start_all(self._arms, self._live.say) as servers:
             return uvloop.run(self._measure_pairs(servers))
 
     async def _measure_pairs(self, servers: Mapping[str, Server]) -> int:
@@ -126,6 +133,17 @@ class Alternation:
             return await until_signal(self._alternate(ready))
 
     async def _alternate(self, arms: Sequence[_Ready]) -> None:
+        self._summaries |= {arm.name: arm.measurer.summaries for arm in arms}
+        plan = self._finding.levels(partial(self._say_load, arms)) if self._finding else self._grid(arms)
+        for level in plan:
+            for writer in self._writers.values():
+                writer.plan(level)
+            await self._take_turns(arms, level)
+            if self.lost:
+                return
+
+    def _grid(self, arms: Sequence[_Ready]) -> Iterator[LevelPlan]:
+        """The loads in their order, each until it has its turns, is precise, or has had its share of the budget."""
         for load in self._loads:
             began_s = time.monotonic()
             share_s = self._budget_left_s() / (len(self._loads) - load.index)
@@ -135,9 +153,7 @@ class Alternation:
                     break
                 if number in self._looks() and self._is_precise(arms, load):
                     break
-                await self._take_turns(arms, structs.replace(load, index=self._index(load, number), run=number))
-                if self.lost:
-                    return
+                yield structs.replace(load, index=self._index(load, number), run=number)
             self._say_load(arms, load)
             if (took_s := time.monotonic() - began_s) > 1.2 * share_s:
                 self._live.say(
@@ -248,11 +264,7 @@ class Alternation:
         """Finds out what an arm is, and whether it can be compared with those met before, or with itself then."""
         arm = Arm(self._arms[name], self._material, server)
         await arm.probe()
-        levels = [
-            structs.replace(load, index=self._index(load, number), run=number)
-            for load in self._loads
-            for number in range(self._turns)
-        ]
+        levels = self._finding.planned() if self._finding else self._planned()
         turns = Turns(group=self._group, arm=name, how="sweeps" if self._by_sweeps else "pairs")
         manifest = arm.manifest(levels, turns)
         if name in self._manifests:
@@ -260,7 +272,20 @@ class Alternation:
         self._manifests.setdefault(name, manifest)
         check_alike(self._manifests, self._options.force)
         check_servers(self._manifests, self._options.force)
+        self._check(name, manifest)
         return arm
+
+    def _planned(self) -> list[LevelPlan]:
+        return [
+            structs.replace(load, index=self._index(load, number), run=number)
+            for load in self._loads
+            for number in range(self._turns)
+        ]
+
+    def _make_finding(self, options: CompareOptions) -> Finding | None:
+        if options.find is None:
+            return None
+        return Finding(options.find, self._loads[0], self._summaries, self._elapsed_s, self._live.say)
 
     @contextlib.asynccontextmanager
     async def _ready(self, name: str, arm: Arm) -> AsyncIterator[_Ready]:
@@ -282,6 +307,9 @@ class Alternation:
     # ---- what is said ----
 
     def _announce_plan(self) -> None:
+        if self._finding:
+            self._live.say(f"plan: {self._finding.describe()}, into {self.directory}")
+            return
         budget_s, loads = self._options.bench.budget_s, len(self._loads)
         turns = f"{self._turns}" if self._most_turns == self._turns else f"{self._turns} to {self._most_turns}"
         if budget_s is not None:
@@ -303,12 +331,13 @@ class Alternation:
     async def _display(self, arm: _Ready, level: LevelPlan) -> None:
         if self._options.bench.quiet:
             return
-        where = f"{level.name}  turn {level.run + 1}/{self._turns} of {arm.name}"
+        of = "" if self._finding else f"/{self._turns}"
+        where = f"{level.name}  turn {level.run + 1}{of} of {arm.name}"
         async for at in arm.measurer.watch():
             self._live.update(f"{where}  {at.stage}  {at.in_flight} in flight  {at.rate:.0f} tok/s{self._left()}")
 
     def _left(self) -> str:
-        if not self._visits:
+        if not self._visits or self._finding:
             return ""
         visits = len(self._loads) * self._turns * len(self._arms)
         left_s = min(self._elapsed_s() / self._visits * max(0, visits - self._visits), self._budget_left_s())

@@ -104,6 +104,16 @@ class RunWriter:
         self._manifest = manifest
         write_json(self.directory / MANIFEST, manifest)
 
+    def plan(self, level: LevelPlan) -> None:
+        """Notes in the manifest that a level is to be measured, where it was not planned before.
+
+        Raises:
+            RunError: it can't be written.
+        """
+        if all(each.index != level.index for each in self._manifest.levels):
+            self._manifest.levels.append(level)
+            write_json(self.directory / MANIFEST, self._manifest)
+
     def add_request(self, record: RequestRecord) -> None:
         """Appends one request's record."""
         self._append(self._requests, record)

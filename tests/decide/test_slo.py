@@ -96,3 +96,35 @@ def test_a_p99_of_few_requests_is_marked() -> None:
 
 def test_no_level_holds_nothing() -> None:
     assert largest_load(SLOS, []).load is None
+
+
+def visits(metric: str, values: Sequence[float], count: int = 150) -> tuple[dict[str, Distribution], ...]:
+    return tuple({metric: Distribution(count=count, p50=value, p99=value)} for value in values)
+
+
+def test_the_largest_load_has_an_interval_by_the_noise_between_visits() -> None:
+    """At 1 the limit surely holds, at 4 it surely breaks, and at 2 nobody can tell."""
+    found = largest_load(
+        parse_slos("tpot_p50:50"),
+        [
+            LoadLatencies(
+                load, 900, {"tpot": Distribution(count=900, p50=at)}, visits("tpot", (at - 1, at, at + 1) * 2)
+            )
+            for load, at in ((1.0, 30.0), (2.0, 49.9), (4.0, 80.0))
+        ],
+    )
+    assert found.load is not None
+    assert found.ci95 is not None
+    assert 1.5 < found.ci95.low < found.load < found.ci95.high < 2.5
+    assert found.ci95.low < 2.0 < found.ci95.high
+
+
+def test_visits_too_short_for_a_p99_give_no_interval() -> None:
+    for count, is_there in ((150, True), (99, False)):
+        measured = [
+            LoadLatencies(
+                load, 900, {"ttft": Distribution(count=900, p99=at)}, visits("ttft", (at - 9, at, at + 9) * 2, count)
+            )
+            for load, at in ((1.0, 300.0), (2.0, 800.0))
+        ]
+        assert (largest_load(parse_slos("ttft_p99:500"), measured).ci95 is not None) == is_there

@@ -17,17 +17,19 @@ from breakeven.commands.flags import (
     flag,
     given_options,
 )
-from breakeven.commands.values import arm, count, share
+from breakeven.commands.values import arm, between, count, share
 from breakeven.errors import UsageError
 
 if TYPE_CHECKING:
-    from breakeven.options import Format
+    from breakeven.options import FindOptions, Format
 
 __all__ = ["add"]
 
 _EPILOG = """arms:
   NAME=http://HOST:PORT              a server that is up
   NAME=local: or local:ngram-simple  the embedded engine
+  NAME=vllm: or vllm:eagle3:2        vLLM on this processor (make vllm): vllm:ngram:K, vllm:eagle3:K, or with its own
+                                     table from batch sizes to K, vllm:eagle3:[[1,4,2],[5,64,0]]
   NAME=serve:COMMAND                 a server to start, on the port that it gets as {port}
 
 examples:
@@ -35,6 +37,8 @@ examples:
   breakeven compare --arm off="serve:vllm serve M --port {port}" \\
                     --arm on="serve:vllm serve M --port {port} --speculative-config '{…}'"
   breakeven compare --arm off=local: --arm on=local:ngram-simple --concurrency 1 2 4 8
+  breakeven compare --arm off=vllm: --arm on=vllm:eagle3:2 --concurrency 1 2 4 8 16
+  breakeven compare --arm off=http://localhost:8000 --arm on=http://localhost:8001 --find break-even --max-seconds 1h
   breakeven compare runs/off runs/on                    runs that exist; or the directory of a comparison
 """
 #: What belongs to the comparison and not to the load.
@@ -46,6 +50,16 @@ _OWN = {
     "ratio_precision": "precision",
     "repeats": "repeats",
 }
+#: What a search chooses itself, or has no use for.
+_NOT_WITH_FIND = {
+    "concurrency": "the search chooses the loads; say between which with --between",
+    "rate": "it looks for requests in flight",
+    "trace": "it looks for requests in flight",
+    "cycles": "the search chooses how many turns each load gets",
+    "repeats": "it needs arms that are up together",
+}
+#: The latter where an engine on this machine is started, which takes memory for each request that it may hold.
+_BETWEEN, _BETWEEN_LOCAL = (1, 256), (1, 32)
 
 
 def add(commands: Any) -> None:
@@ -79,6 +93,19 @@ def add(commands: Any) -> None:
         metavar="SHARE",
         help="4 cycles (or N), then up to four times as many, until the ratio's 95%% interval is within this (0.025)",
     )
+    add = parser.add_argument_group("search").add_argument
+    add(
+        "--find",
+        choices=("break-even", "knee", "slo"),
+        help="no grid: loads and turns are chosen until its 95%% interval is within --precision of the load (0.1), or "
+        "until --max-seconds or --budget, which are then the time of the whole search",
+    )
+    add(
+        "--between",
+        type=between,
+        metavar="LOW:HIGH",
+        help="the loads to look between (1:256; with local: or vllm: arms 1:32)",
+    )
     add_load(parser, of_turns=True)
     add_requests(parser)
     add_output(parser, of_turns=True)
@@ -110,8 +137,12 @@ def _measure(args: argparse.Namespace, form: Format) -> int:
     if "cycles" in own:
         own.setdefault("precision", None)
     slo = given.pop("slo", None)
+    if "between" in given and "find" not in given:
+        raise UsageError("--between says nothing without --find")
     if "arms" not in own:
         raise UsageError("give two arms (--arm off=URL --arm on=URL), or the directories of two runs")
+    if "find" in given:
+        own["find"] = _find(given, own, slo)
     given.setdefault("keep_text", given.get("temperature", 0.0) == 0.0)
     done = measure_and_compare(CompareOptions(bench=BenchOptions(**given), **own), slo)
     if done.comparison is not None:
@@ -124,6 +155,30 @@ def _measure(args: argparse.Namespace, form: Format) -> int:
             print(f"ended too early to compare anything: {done.why_not}", file=sys.stderr)
         print(f"records: {done.directory}", file=sys.stderr)
     return 128 + done.signal if done.signal else int(done.lost is not None)
+
+
+def _find(given: dict[str, Any], own: dict[str, Any], slo: str | None) -> FindOptions:
+    """What to look for; takes it out of what was given, and puts the ends of the range where the loads go."""
+    from breakeven.options import FindOptions
+
+    for name, why in _NOT_WITH_FIND.items():
+        if name in given or name in own:
+            raise UsageError(f"--find and {flag(name)} contradict each other: {why}")
+    what, limits = given.pop("find"), [given.pop("max_seconds", None), given.get("budget_s")]
+    if what == "slo" and slo is None:
+        raise UsageError("--find slo needs limits to hold: --slo ttft_p99:2000,tpot_p50:50")
+    is_local = any(where.startswith(("local", "vllm")) for _, where in own.get("arms", ()))
+    ends = given.pop("between", _BETWEEN_LOCAL if is_local else _BETWEEN)
+    given["concurrency"] = ends
+    precision = own.pop("precision", None) or 0.1
+    own["precision"] = None
+    return FindOptions(
+        what=what,
+        between=ends,
+        precision=precision,
+        max_seconds=min((limit for limit in limits if limit is not None), default=None),
+        slo=slo,
+    )
 
 
 def _check_alone(args: argparse.Namespace) -> None:

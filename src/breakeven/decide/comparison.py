@@ -41,6 +41,8 @@ from breakeven.decide.turns import ArmRun, How, Turn, how_measured, mean_rate, p
 from breakeven.decide.verdict import DELTA, judge
 from breakeven.decide.words import break_even_sentence
 from breakeven.errors import RunError, UsageError
+from breakeven.measure.level import LevelSummary
+from breakeven.measure.stats import Distribution
 
 __all__ = [
     "COMPARISON_SCHEMA",
@@ -228,11 +230,7 @@ def _arm(arm: ArmRun, reference: ArmRun, turns: Turns, slos: Sequence[Slo]) -> A
     manifest = arm.run.manifest
     is_closed = arm.run.levels[0].plan.mode == "closed"
     target = {name: manifest.target.get(name) for name in ("engine", "version")}
-    numbers = [(load, arm_at_load(arm.name, own)) for load, own in turns.items()] if slos else []
-    latencies = [
-        LoadLatencies(load, at.ok, {"ttft": at.ttft_ms, "tpot": at.tpot_ms, "itl": at.itl_ms, "e2e": at.e2e_ms})
-        for load, at in numbers
-    ]
+    latencies = [_load_latencies(arm.name, load, own) for load, own in turns.items()] if slos else []
     return ArmSummary(
         name=arm.name,
         directory=arm.directory,
@@ -243,6 +241,15 @@ def _arm(arm: ArmRun, reference: ArmRun, turns: Turns, slos: Sequence[Slo]) -> A
         slo=largest_load(slos, latencies) if slos else None,
         differences=config_differences(reference.run.manifest, manifest),
     )
+
+
+def _load_latencies(name: str, load: float, turns: Sequence[Turn]) -> LoadLatencies:
+    at = arm_at_load(name, turns)
+    return LoadLatencies(load, at.ok, _by_metric(at), tuple(_by_metric(turn.summary) for turn in turns))
+
+
+def _by_metric(at: ArmAtLoad | LevelSummary) -> dict[str, Distribution]:
+    return {"ttft": at.ttft_ms, "tpot": at.tpot_ms, "itl": at.itl_ms, "e2e": at.e2e_ms}
 
 
 def _loads(
