@@ -7,7 +7,7 @@ breakeven starts with a command (`serve:`) are taken not to fit on the machine t
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -25,13 +25,24 @@ from breakeven.decide.turns import ArmRun
 from breakeven.errors import RunError, UsageError
 from breakeven.measure.summary import summarize
 from breakeven.options import BenchOptions, CompareOptions
+from breakeven.records import Manifest
 from breakeven.report.live import Live
 from breakeven.runs import MANIFEST, SUMMARY, check_vacant, make_directory, read_run, write_json
 
-__all__ = ["Compared", "arm_options", "compare_directories", "measure_and_compare"]
+__all__ = [
+    "COMPARISON",
+    "VERIFICATION",
+    "Compared",
+    "Measured",
+    "arm_options",
+    "compare_directories",
+    "measure_and_compare",
+    "measure_arms",
+    "read_arms",
+]
 
 #: What points to the arms of a comparison, and what came out of it.
-ARMS, COMPARISON = "arms.json", "comparison.json"
+ARMS, COMPARISON, VERIFICATION = "arms.json", "comparison.json", "verification.json"
 #: Version of the layout of arms.json. History: 1, the first.
 ARMS_SCHEMA = "breakeven.arms/1"
 
@@ -45,6 +56,15 @@ class Compared(NamedTuple):
     signal: int
     lost: str | None
     why_not: str | None = None
+
+
+class Measured(NamedTuple):
+    """Arms that took their turns, as far as they came; `signal` and `lost` as in `Compared`."""
+
+    arms: list[ArmRun]
+    directory: Path
+    signal: int
+    lost: str | None
 
 
 class _Pointer(Struct, frozen=True):
@@ -69,7 +89,7 @@ def arm_options(options: CompareOptions) -> dict[str, BenchOptions]:
     for name, where in options.arms:
         if name in found:
             raise UsageError(f"--arm {name}: two arms have this name")
-        if name in (ARMS, COMPARISON) or not name.strip("."):
+        if name in (ARMS, COMPARISON, VERIFICATION) or not name.strip("."):
             raise UsageError(f"--arm {name}: an arm's directory is named for it, and this name is taken; give another")
         found[name] = structs.replace(options.bench, label=name, **_place(name, where))
     if len(found) < 2:
@@ -108,7 +128,9 @@ def _place(name: str, where: str) -> dict[str, str]:
         return {"serve": rest}
     if kind == "local":
         return {"local": rest or "none"}
-    raise UsageError(f"--arm {name}={where[:40]}: give http://…, serve:COMMAND, local: or local:ngram-simple")
+    if kind == "vllm":
+        return {"vllm": rest or "off"}
+    raise UsageError(f"--arm {name}={where[:40]}: give http://…, serve:COMMAND, local:ngram-simple or vllm:eagle3:2")
 
 
 def compare_directories(directories: Sequence[Path], slos: str | None = None, *, force: bool = False) -> Comparison:
@@ -117,15 +139,23 @@ def compare_directories(directories: Sequence[Path], slos: str | None = None, *,
     Raises:
         UsageError: they can't be read, or not be compared.
     """
+    return compare(read_arms(directories), slos=() if slos is None else parse_slos(slos), force=force)
+
+
+def read_arms(directories: Sequence[Path]) -> list[ArmRun]:
+    """The arms of runs that exist, two or more; one directory of a comparison stands for its arms.
+
+    Raises:
+        UsageError: they can't be read, or there are too few.
+    """
     places = [place for directory in directories for place in _arms_in(directory)]
     if len(places) < 2:
         raise UsageError(_too_few(directories[0], [name for name, _ in places]))
     _check_once([directory for _, directory in places])
     names = _names([directory for _, directory in places], [name for name, _ in places])
-    arms = [
+    return [
         ArmRun(name, str(directory), read_run(directory)) for name, (_, directory) in zip(names, places, strict=True)
     ]
-    return compare(arms, slos=() if slos is None else parse_slos(slos), force=force)
 
 
 def _arms_in(directory: Path) -> list[tuple[str | None, Path]]:
@@ -174,7 +204,38 @@ def measure_and_compare(options: CompareOptions, slos: str | None = None) -> Com
         UsageError: something that was asked for can't be done, or the arms are too unlike to be compared.
     """
     limits = () if slos is None else parse_slos(slos)
-    arms = arm_options(options)
+    measured = measure_arms(options, arm_options(options))
+    directory, signal, lost = measured.directory, measured.signal, measured.lost
+    try:
+        comparison = compare(measured.arms, slos=limits, force=options.force)
+    except UsageError as error:
+        if not signal and lost is None:
+            raise
+        return Compared(None, directory, signal, lost, str(error))
+    write_json(directory / COMPARISON, comparison)
+    return Compared(comparison, directory, signal, lost)
+
+
+def measure_arms(
+    options: CompareOptions,
+    arms: Mapping[str, BenchOptions],
+    *,
+    command: str = "compare",
+    first: str | None = None,
+    check: Callable[[str, Manifest], None] = lambda name, manifest: None,
+) -> Measured:
+    """Measures all arms by turns, each into a run of its own below one directory.
+
+    Args:
+        options: what was asked for.
+        arms: each arm's options, by its name, as `arm_options` gives them.
+        command: what the directory is named for, where none was given.
+        first: the arm that the others are held against while measuring, where that isn't the first.
+        check: called with each arm's name and manifest before it is measured; raises where it can't be used.
+
+    Raises:
+        UsageError: something that was asked for can't be done.
+    """
     bench = options.bench
     _check_loads(bench)
     if bench.output is not None:
@@ -184,12 +245,13 @@ def measure_and_compare(options: CompareOptions, slos: str | None = None) -> Com
     room = provide_descriptors(bench)
 
     def make_place() -> Path:
-        place = bench.output or new_directory("compare")
+        place = bench.output or new_directory(command)
         make_directory(place)
         write_json(place / ARMS, _Pointers(arms=[_Pointer(name, name) for name in arms]))
         return place
 
-    alternation = Alternation(options, arms, material, live, room, make_place)
+    ordered = arms if first is None else {first: arms[first], **arms}
+    alternation = Alternation(options, ordered, material, live, room, make_place, check)
     number = alternation.run()
     live.clear()
     directory = alternation.directory
@@ -197,11 +259,4 @@ def measure_and_compare(options: CompareOptions, slos: str | None = None) -> Com
     runs = [ArmRun(name, str(directory / name), read_run(directory / name)) for name in names]
     for run in runs:
         write_json(directory / run.name / SUMMARY, summarize(run.run))
-    try:
-        comparison = compare(runs, slos=limits, force=options.force)
-    except UsageError as error:
-        if not number and alternation.lost is None:
-            raise
-        return Compared(None, directory, number, alternation.lost, str(error))
-    write_json(directory / COMPARISON, comparison)
-    return Compared(comparison, directory, number, alternation.lost)
+    return Measured(runs, directory, number, alternation.lost)

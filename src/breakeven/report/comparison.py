@@ -20,9 +20,9 @@ from breakeven.decide.turns import How
 from breakeven.decide.verdict import Verdict
 from breakeven.decide.words import knee_words
 from breakeven.options import Format
+from breakeven.report.checks import failed_checks
 from breakeven.report.comparison_csv import csv_of
 from breakeven.report.grid import NONE, Head, aligned, block, number, piped
-from breakeven.report.table import MEANING
 
 __all__ = ["render_comparison"]
 
@@ -182,6 +182,7 @@ def _answer(sentence: str, form: Format) -> str:
 def _lists(comparison: Comparison) -> dict[str, list[str]]:
     """What stands under the answer, by title; empty lists are left out."""
     reference = comparison.arms[0].name
+    checks = failed_checks((level.name, level.arms) for level in comparison.loads)
     return {
         "By kind of prompts (decode rate):": [kind.sentence for versus in comparison.versus for kind in versus.kinds],
         "Latencies:": [
@@ -199,7 +200,7 @@ def _lists(comparison: Comparison) -> dict[str, list[str]]:
         f"Configuration, beside {reference}:": [
             f"{arm.name}: {_differences(arm)}" for arm in comparison.arms if arm.differences
         ],
-        "Notes:": [*comparison.warnings, *_no_verdicts(comparison), *_failed_checks(comparison)],
+        "Notes:": [*comparison.warnings, *_no_verdicts(comparison), *checks],
     }
 
 
@@ -216,7 +217,8 @@ def _slo(found: SloLoad, unit: str) -> str:
         return f"not even the lowest load: {broken or 'nothing was measured'}{rumours}"
     if not found.violations:
         return f"{found.load:g}{unit} or more, the highest measured{rumours}"
-    return f"{found.load:.3g}{unit} ({broken}){rumours}"
+    interval = f", 95 %: {found.ci95.low:.3g} to {found.ci95.high:.3g}" if found.ci95 else ""
+    return f"{found.load:.3g}{unit} ({broken}){interval}{rumours}"
 
 
 def _texts(comparison: Comparison) -> list[str]:
@@ -280,21 +282,6 @@ def _joined(reasons: Mapping[tuple[str, str, str], Sequence[str]], many: bool) -
         )
     for (arm, detail, loads), metrics in together.items():
         yield f"{', '.join(metrics)}{f' of {arm}' if many else ''} at {', '.join(loads)}", detail
-
-
-def _failed_checks(comparison: Comparison) -> list[str]:
-    found: defaultdict[str, defaultdict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
-    for level in comparison.loads:
-        for arm in level.arms:
-            for check, turns in arm.failed_checks.items():
-                if check != "degenerate":  # which has its own warning
-                    of = f" ({turns} of {arm.turns} turns)" if arm.turns > 1 else ""
-                    found[check][arm.arm, of].append(level.name)
-    return [
-        f"{check}: {MEANING[check]}\n"
-        + "; ".join(f"{arm} at {', '.join(loads)}{of}" for (arm, of), loads in where.items())
-        for check, where in found.items()
-    ]
 
 
 def _short(name: str) -> str:

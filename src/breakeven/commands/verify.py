@@ -1,0 +1,142 @@
+"""`breakeven verify`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from breakeven.commands.flags import (
+    add_access,
+    add_load,
+    add_output,
+    add_requests,
+    add_serve_timeout,
+    flag,
+    given_options,
+)
+from breakeven.commands.values import arm, count, share
+from breakeven.errors import UsageError
+
+if TYPE_CHECKING:
+    from breakeven.decide.verify import Verification
+    from breakeven.options import Format
+    from breakeven.verifying import Verified
+
+__all__ = ["add"]
+
+_EPILOG = """examples:
+  breakeven verify --arm off=http://localhost:8000 --arm on=http://localhost:8001 --arm tuned=http://localhost:8002 \\
+                   --schedule schedule.json --concurrency 1 2 4 8 16 32
+  breakeven verify --arm off=vllm: --arm on=vllm:eagle3:2 --arm 'tuned=vllm:eagle3:[[1,4,2],[5,64,0]]'
+  breakeven verify runs/20261130-101500-verify --margin 0.02          runs that took turns, read again
+
+Where an arm is (NAME=WHERE): as for breakeven compare.
+Exit code: 0 where the tuned arm holds the envelope, 1 where it loses or the data can't tell.
+"""
+#: What belongs to the verification and not to the load.
+_TURNS = {
+    "arm": "arms",
+    "cycles": "cycles",
+    "concurrently": "concurrently",
+    "force": "force",
+    "ratio_precision": "precision",
+    "repeats": "repeats",
+}
+_PROOF = ("tuned", "margin", "schedule")
+#: Ratios to each static arm are measured finer than the margin, since that to the best of them is a little wider.
+_OF_MARGIN = 0.8
+
+
+def add(commands: Any) -> None:
+    """Adds the command to a parser's subcommands."""
+    parser = commands.add_parser(
+        "verify",
+        help="whether a tuned arm holds what the best static arm reaches at each load",
+        description="Measure static arms and a tuned one by turns, or read runs that took turns, and say whether the "
+        "tuned arm holds the envelope of the others, and whether it drafted what its schedule says.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.set_defaults(run=_run)
+    parser.add_argument("directories", nargs="*", type=Path, default=[], metavar="DIR", help="runs that took turns")
+    add = parser.add_argument_group("arms").add_argument
+    add("--arm", action="append", type=arm, metavar="NAME=WHERE", help="an arm: two static ones or more, and the tuned")
+    add("--tuned", metavar="NAME", help="the arm to prove (default: the last)")
+    add("--margin", type=share, metavar="SHARE", help="so far below the best static arm still holds (0.03)")
+    add("--schedule", type=Path, metavar="FILE", help="the schedule.json that the tuned arm was started with")
+    add("--cycles", type=count, metavar="N", help="so many ABBA cycles at each load, two turns of each arm")
+    add("--concurrently", action="store_true", help="load the arms at the same time: only on machines of their own")
+    add("--force", action="store_true", help="go on with arms that are unlike")
+    add_serve_timeout(add)
+    add_access(add)
+    add("--repeats", type=count, metavar="R", help="sweeps of each arm, where arms are started by a command (3)")
+    add(
+        "--precision",
+        dest="ratio_precision",
+        type=share,
+        metavar="SHARE",
+        help="4 cycles (or N), then up to four times as many, until the 95%% interval of each ratio to the tuned arm "
+        "is within this (0.8 of the margin)",
+    )
+    add_load(parser, of_turns=True)
+    add_requests(parser)
+    add_output(parser, of_turns=True)
+
+
+def _run(args: argparse.Namespace) -> int:
+    proof = {name: getattr(args, name) for name in _PROOF if hasattr(args, name)}
+    form: Format = getattr(args, "format", "table")
+    if args.directories:
+        from breakeven.verifying import verify_directories
+
+        _check_alone(args)
+        return _print(verify_directories(args.directories, force=getattr(args, "force", False), **proof), form)
+    done = _measure(args, proof)
+    code = 1 if done.verification is None else _print(done.verification, form)
+    with contextlib.suppress(OSError):  # a full or closed stderr is no reason to fail a measurement that is done
+        _say_end(done)
+    return 128 + done.measured.signal if done.measured.signal else max(code, int(done.measured.lost is not None))
+
+
+def _measure(args: argparse.Namespace, proof: dict[str, Any]) -> Verified:
+    from breakeven.decide.verify import MARGIN
+    from breakeven.options import BenchOptions, CompareOptions
+    from breakeven.verifying import measure_and_verify
+
+    given = given_options(args)
+    own = {field: given.pop(name) for name, field in _TURNS.items() if name in given}
+    for name in ("directories", *_PROOF):
+        given.pop(name, None)
+    if "arms" not in own:
+        raise UsageError(
+            "give the arms (--arm off=URL --arm on=URL --arm tuned=URL), or the directory of a comparison of them"
+        )
+    own.setdefault("precision", None if "cycles" in own else _OF_MARGIN * proof.get("margin", MARGIN))
+    given.setdefault("keep_text", given.get("temperature", 0.0) == 0.0)
+    return measure_and_verify(CompareOptions(bench=BenchOptions(**given), **own), **proof)
+
+
+def _print(found: Verification, form: Format) -> int:
+    from breakeven.report.verification import render_verification
+
+    print(render_verification(found, form), end="", flush=True)
+    return int(found.holding.outcome != "holds")
+
+
+def _say_end(done: Verified) -> None:
+    if done.measured.lost:
+        rests = "; the verdict rests on what was measured" if done.verification is not None else ""
+        print(f"the server of {done.measured.lost} is gone{rests}", file=sys.stderr)
+    if done.why_not:
+        print(f"ended too early to verify anything: {done.why_not}", file=sys.stderr)
+    print(f"records: {done.measured.directory}", file=sys.stderr)
+
+
+def _check_alone(args: argparse.Namespace) -> None:
+    others = vars(args).keys() - {"command", "run", "directories", "force", "format", "quiet", *_PROOF}
+    if others:
+        raise UsageError(f"runs that exist are only read: leave {flag(min(others))} out, or leave the directories out")
