@@ -14,13 +14,21 @@ from breakeven.errors import UsageError
 __all__ = ["add"]
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of names, each once, such as off,on,auto")
+    return names
+
+
 def add(commands: Any) -> None:
     """Adds the command to a parser's subcommands."""
     parser = commands.add_parser(
         "simulate",
         help="the same measurement on a simulated engine, in virtual time",
         description="Measure a simulated engine in virtual time: a run for each K, as bench would have written it, and "
-        "where the break-even of that engine truly is.",
+        "where the break-even of that engine truly is. With --profile, policies that choose K compete under a load "
+        "that varies.",
         argument_default=argparse.SUPPRESS,
     )
     parser.set_defaults(run=_run)
@@ -32,6 +40,9 @@ def add(commands: Any) -> None:
     add("--concurrency", nargs="+", type=count, metavar="C", help="closed loop: requests in flight (1 2 4 … 64)")
     add("--rate", nargs="+", type=rate, metavar="R", help="open loop: requests a second")
     add("--arrivals", type=arrivals, metavar="KIND", help="poisson (default), constant, gamma:CV")
+    add("--profile", metavar="KIND:…", help="a load that varies: constant:8, ramp:1:64, step, day, burst, trace:FILE")
+    add("--policy", dest="policies", type=_names, metavar="NAME,…", help="who compete there (off,on,table,auto)")
+    add("--mix", metavar="KINDS:S,…", help="kinds of prompts by turns there: code+json:120,chat:120")
     add("--max-tokens", type=count, metavar="N", help="the longest answer (512)")
     add("--duration", dest="duration_s", type=seconds, metavar="TIME", help="a level's window lasts so long")
     add("--precision", type=share, metavar="SHARE", help="else it ends when the interval is within this share (0.05)")
@@ -53,6 +64,11 @@ def _run(args: argparse.Namespace) -> int:
         if name not in ("command", "run")
     }
     form = given.pop("format", "table")
+    if "profile" in given:
+        return _contest(given, form)
+    for name, flag in (("policies", "--policy"), ("mix", "--mix")):
+        if name in given:
+            raise UsageError(f"{flag} needs a load that varies: --profile ramp:1:64")
     if "concurrency" in given and "rate" in given:
         raise UsageError("--concurrency and --rate contradict each other: a level is a closed loop or an open one")
     done = simulate_command(SimulateOptions(**given), version=__version__)
@@ -65,6 +81,21 @@ def _run(args: argparse.Namespace) -> int:
             print(f"K = {run.k}\n\n{render(run.summary, form)}", flush=True)
     for truth in done.truths:
         print(truth, file=sys.stdout if form in ("table", "markdown") else sys.stderr)
+    return 0
+
+
+def _contest(given: dict[str, Any], form: Any) -> int:
+    from breakeven.report.contest import render_contest
+    from breakeven.sim.command import SimulateOptions, contest_command
+    from breakeven.sim.contest import ContestOptions
+
+    for name in ("concurrency", "rate", "arrivals", "precision"):
+        if name in given:
+            raise UsageError(f"--profile and --{name} contradict each other: the profile is the load")
+    own = {name: given.pop(name) for name in ("profile", "policies", "mix") if name in given}
+    shared = {name: given[name] for name in ("ks", "duration_s", "max_tokens", "seed", "output") if name in given}
+    contest = contest_command(SimulateOptions(**given), ContestOptions(**own, **shared), version=__version__)
+    print(render_contest(contest, form), end="", flush=True)
     return 0
 
 

@@ -13,6 +13,12 @@ Statistics are tested on it against a known truth, and a control policy lives it
     fit.py       the model that measured runs suggest
     command.py   `breakeven simulate`
 
+    loads.py     requests in flight over time: ramp, step, day, burst, a trace; mixes.py: kinds of prompts over time
+    ride.py      an engine under such a load, whoever chooses K
+    contest.py   `breakeven simulate --profile`: policies on the same engine and load
+    worlds.py    step times, acceptance, load and mix drawn at random; stepwise.py: a policy's life in one, by steps
+    clairvoyant.py  the most that anybody could make of a world
+
 A request's life: `load.plan` makes it, a loop sends it → `Engine.submit` draws its answer → it waits for room → a step
 reads its prompt and gives the first token → steps give it one token and those accepted (`Batch.step`) → the loop
 hears of its end and refills the slot → it becomes a `RequestRecord`.

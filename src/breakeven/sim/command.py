@@ -14,6 +14,7 @@ from breakeven.load.window import StopRule
 from breakeven.measure.summary import Summary, summarize
 from breakeven.records import LevelPlan
 from breakeven.runs import SUMMARY, Run, check_vacant, read_run, write_json
+from breakeven.sim.contest import Contest, ContestOptions, hold_contest
 from breakeven.sim.fit import fit
 from breakeven.sim.level import Conditions
 from breakeven.sim.model import EngineModel, read_model
@@ -21,7 +22,7 @@ from breakeven.sim.run import Arm, manifest_of, simulate, write_run
 from breakeven.sim.steps import TableSteps
 from breakeven.sim.truth import true_break_evens
 
-__all__ = ["SimulateOptions", "SimulatedRun", "Simulation", "simulate_command"]
+__all__ = ["SimulateOptions", "SimulatedRun", "Simulation", "contest_command", "simulate_command"]
 
 #: The longest window where precision ends it, as bench has it; that of an open loop, whose precision says nothing.
 _MAX_SECONDS = 240.0
@@ -87,6 +88,18 @@ def simulate_command(options: SimulateOptions, *, version: str) -> Simulation:
     conditions = Conditions(prompts, _stop_rule(options), seed=options.seed, precision=options.precision)
     runs = [_run(options, model, k, conditions, version) for k in ks]
     return Simulation(model, runs, [] if options.rate else _truths(options, model, ks, prompts))
+
+
+def contest_command(options: SimulateOptions, contest: ContestOptions, *, version: str) -> Contest:
+    """Holds a contest of policies on the model that was asked for, with its prompts.
+
+    Raises:
+        UsageError: something that was asked for can't be.
+    """
+    model, prompts = _model(options), load_prompts(options.prompts, options.kinds, seed=options.seed)
+    if not options.ks and isinstance(model.steps, TableSteps):
+        contest = msgspec.structs.replace(contest, ks=tuple(model.steps.ks))
+    return hold_contest(contest, model, prompts, version=version)
 
 
 def _model(options: SimulateOptions) -> EngineModel:

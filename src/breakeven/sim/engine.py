@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
+from breakeven.decide.observed import Observation, Step
 from breakeven.load.plan import PlannedRequest
 from breakeven.sim.answers import Answers
 from breakeven.sim.batch import Batch, Job, Tally
@@ -21,29 +21,6 @@ from breakeven.sim.machine import Machine
 from breakeven.sim.model import EngineModel
 
 __all__ = ["ChooseK", "Engine", "Observation", "Step"]
-
-
-class Step(NamedTuple):
-    """A step that is over. `accepted` is per draft position; a step with `prefill_tokens` is no decode-only one."""
-
-    begun_ns: int
-    step_ns: int
-    decoding: int
-    k: int
-    drafts: int
-    accepted: tuple[int, ...]
-    prefill_tokens: int
-
-
-class Observation(NamedTuple):
-    """What is known when a step begins that decodes `decoding` requests. `last` is None before the first step ended."""
-
-    now_ns: int
-    decoding: int
-    waiting: int
-    kv_use: float
-    last: Step | None
-
 
 #: Says how many tokens the next step drafts for each request.
 ChooseK = Callable[[Observation], int]
@@ -58,19 +35,25 @@ class Engine:
         k: the tokens to draft, or who says so before each step, which then may be anything up to `most_k`.
         seed: of answers and jitter.
         most_k: the longest draft; needed where `k` is a function.
-
-    A drafter is loaded unless `k` is the number 0.
+        drafter: whether one is loaded; by default unless `k` is the number 0.
     """
 
     def __init__(
-        self, model: EngineModel, machine: Machine, k: int | ChooseK, *, seed: list[int], most_k: int | None = None
+        self,
+        model: EngineModel,
+        machine: Machine,
+        k: int | ChooseK,
+        *,
+        seed: list[int],
+        most_k: int | None = None,
+        drafter: bool | None = None,
     ) -> None:
         self._model, self._machine = model, machine
         self._choose: ChooseK | None = None if isinstance(k, int) else k
         self._k = k if isinstance(k, int) else 0
         self._most_k = self._k if most_k is None else most_k
         model.check_k(self._most_k)
-        self._drafter = self._choose is not None or self._k > 0
+        self._drafter = (self._choose is not None or self._k > 0) if drafter is None else drafter
         self._batch = Batch(self._most_k)
         self._answers = Answers(model, self._most_k, np.random.default_rng([*seed, 1]))
         self._jitter = _Jitter(model.noise.jitter_sd, np.random.default_rng([*seed, 2]))

@@ -23,7 +23,7 @@ from breakeven.records import ClientCost, EngineSample, LevelPlan, LevelRecord, 
 from breakeven.sim.batch import Job, Tally
 from breakeven.sim.engine import Engine
 
-__all__ = ["Conditions", "run_level"]
+__all__ = ["Conditions", "record_of", "run_level"]
 
 _SAMPLE_EVERY_S = 1.0
 #: An open loop whose backlog only grows ends somewhere.
@@ -145,11 +145,11 @@ class _Driver:
             await wait
         except asyncio.CancelledError:
             self._engine.drop(job)
-            self.records.append(_record(job, number, self._clock.now_ns(), due_ns))
+            self.records.append(record_of(job, number, self._clock.now_ns(), due_ns))
             raise
         finally:
             del self._waits[job]
-        self.records.append(_record(job, number, sent_ns + job.arrivals[-1][0], due_ns))
+        self.records.append(record_of(job, number, sent_ns + job.arrivals[-1][0], due_ns))
         return True
 
     def _begin(self) -> None:
@@ -199,7 +199,8 @@ class _Driver:
         return interval is not None and (interval.high - interval.low) / 2 <= precision * value
 
 
-def _record(job: Job, number: int, end_ns: int, due_ns: int | None) -> RequestRecord:
+def record_of(job: Job, number: int, end_ns: int, due_ns: int | None) -> RequestRecord:
+    """A request's record: `ok` if it has all its tokens, else `cancelled`."""
     planned, arrivals, sent_ns = job.planned, job.arrivals, job.sent_ns
     first_ns = sent_ns + arrivals[0][0] if arrivals else None
     ok = not job.left

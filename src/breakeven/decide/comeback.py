@@ -1,0 +1,102 @@
+"""What a pause does to a drafter: the share of its acceptance that is left then, and how it returns.
+
+Some engines keep the drafter's KV cache in step while K is 0 (stock vLLM does, for a forward pass a step), others let
+it get stale: drafts then fail that would have been right, until the requests that lived through the pause are gone. A
+policy that took such drafts for what they seem would never come back. The share left is a property of the engine, the
+acceptance one of the prompts, and only their product is seen during a pause. Both ends of one tell them apart: what
+probes find soon after its beginning against what was known just before, and what they found last against what is
+found once it is over. Prompts that change at the same moment err to either side, and average out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+__all__ = ["Comeback"]
+
+#: Into a pause it takes so long until a cache is as stale as it gets, and about so long out of it until it is whole:
+#: the requests of most services live some seconds.
+_GETTING_STALE_S, FADES_S = 1.0, 4.0
+#: Drafts that make a comparison, and the comparisons that "nothing is lost" weighs as.
+_ENOUGH_DRAFTS, _FAITH = 100, 2.0
+_MOST_DRAFTS = 400.0
+_LEAST_LEFT = 0.3
+
+
+class Comeback:
+    """Learns the share left from pauses, and says how fresh drafts are at a moment."""
+
+    def __init__(self) -> None:
+        self._log_sum, self._count = 0.0, 0.0
+        self._paused_s: float | None = None
+        self._returned_s = -math.inf
+        self._before: float | None = None  # acceptance when the pause began
+        self._hits = self._tried = 0.0  # of the first position, in this pause
+        self._found: float | None = None  # acceptance at the end of the last pause
+
+    @property
+    def left(self) -> float:
+        """The share of acceptance that is left in a pause: 1 where nothing is lost."""
+        return max(_LEAST_LEFT, min(1.0, math.exp(self._log_sum / (self._count + _FAITH))))
+
+    def fresh(self, now_s: float) -> float:
+        """The share of acceptance that drafts have at this moment."""
+        if self._paused_s is not None:
+            return self.left if now_s - self._paused_s > _GETTING_STALE_S else 1.0
+        return 1 - (1 - self.left) * math.exp((self._returned_s - now_s) / FADES_S)
+
+    def price_s(self, tokens: float) -> float:
+        """What a return costs in seconds of work, at so many tokens a step of fresh drafts."""
+        return (1 - self.left) * (1 - 1 / tokens) * FADES_S
+
+    def pause(self, now_s: float, acceptance: float) -> None:
+        """Speculation goes off; `acceptance` is that of the first position."""
+        self._paused_s, self._before = now_s, acceptance
+        self._hits = self._tried = 0.0
+
+    def resume(self, now_s: float) -> None:
+        """It comes back on."""
+        if self._paused_s is not None and now_s - self._paused_s > _GETTING_STALE_S:
+            self._returned_s = now_s
+            self._found = self._hits / self._tried if self._tried >= _ENOUGH_DRAFTS else None
+        self._paused_s = None
+
+    def look(self, now_s: float, hits: float, tried: float, acceptance: float) -> bool:
+        """Takes drafts in; returns whether they say something of the acceptance, too."""
+        if self._paused_s is None:
+            if self._found is not None and now_s - self._returned_s > 3 * FADES_S:
+                self._compare(self._found, acceptance)
+                self._found = None
+            return True
+        if now_s - self._paused_s <= _GETTING_STALE_S:
+            return True
+        keep = _MOST_DRAFTS / max(_MOST_DRAFTS, self._tried)
+        self._hits, self._tried = self._hits * keep + hits, self._tried * keep + tried
+        if self._before is None:
+            return True
+        if self._tried >= _ENOUGH_DRAFTS:
+            self._compare(self._hits / self._tried, self._before)
+            self._before = None
+        return False
+
+    def _compare(self, stale: float, whole: float) -> None:
+        """Adds a comparison to the mean, of which the old ones fade."""
+        if stale > 0.01 and whole > 0.01:
+            self._log_sum = 0.9 * self._log_sum + max(-1.2, min(0.3, math.log(stale / whole)))
+            self._count = 0.9 * self._count + 1
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as JSON has it; a pause under way is not."""
+        return {"log_sum": self._log_sum, "count": self._count}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes a state over.
+
+        Raises:
+            ValueError: it is no state.
+        """
+        log_sum, count = float(state["log_sum"]), float(state["count"])
+        if not (abs(log_sum) <= 12 and 0 <= count <= 10):
+            raise ValueError(f"no mean: {log_sum} of {count}")
+        self._log_sum, self._count = log_sum, count

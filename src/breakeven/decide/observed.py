@@ -1,0 +1,29 @@
+"""What a policy sees when a step begins, whatever engine or simulator shows it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Observation", "Step"]
+
+
+class Step(NamedTuple):
+    """A step that is over. `accepted` is per draft position; a step with `prefill_tokens` is no decode-only one."""
+
+    begun_ns: int
+    step_ns: int
+    decoding: int
+    k: int
+    drafts: int
+    accepted: tuple[int, ...]
+    prefill_tokens: int
+
+
+class Observation(NamedTuple):
+    """What is known when a step begins that decodes `decoding` requests. `last` is None before the first step ended."""
+
+    now_ns: int
+    decoding: int
+    waiting: int
+    kv_use: float
+    last: Step | None
