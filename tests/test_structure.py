@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "engines": GROUND,
     "decide": GROUND | {"measure"},
     "sim": GROUND | {"load", "measure", "decide"},
-    "report": GROUND | {"measure", "decide"},
+    "report": GROUND | {"measure", "decide", "sim"},
     "levels": GROUND | {"load"},
     "resuming": GROUND,
     "doctor": GROUND | {"load", "measure", "engines", "report", "levels"},
@@ -30,8 +30,13 @@ MAY_IMPORT = {
     "arm": GROUND | {"load", "measure", "engines", "levels", "measurer", "__init__"},
     "sweep": GROUND | {"load", "measure", "engines", "report", "levels", "measurer"},
     "alternation": GROUND
-    | {"load", "measure", "decide", "engines", "levels", "measurer", "arm", "sweep", "benchmark", "resuming", "report"},
+    | {"load", "measure", "decide", "engines", "levels", "measurer", "arm", "sweep", "benchmark", "resuming", "report"}
+    | {"finding"},
+    "finding": GROUND | {"measure", "decide", "levels"},
     "versus": GROUND | {"measure", "decide", "report", "arm", "alternation", "benchmark"},
+    "variants": GROUND,
+    "tuning": GROUND | {"decide", "engines", "report", "variants", "versus"},
+    "verifying": GROUND | {"decide", "versus"},
     "benchmark": GROUND | {"measure", "engines", "report", "levels", "doctor", "arm", "sweep", "resuming"},
 }
 
@@ -65,6 +70,24 @@ def test_no_two_modules_import_each_other() -> None:
     graph = {".".join(path.relative_to(ROOT).with_suffix("").parts): set(imports(path)) for path in files}
     circles = [(a, b) for a, others in graph.items() for b in others if b > a and a in graph.get(b, ())]
     assert not circles
+
+
+#: What runs inside an engine's process, whose environment has the standard library and numpy.
+POLICY = set("belief comeback modes observed policy prices probing schedule steptime trend yields".split())
+
+
+def test_the_policy_imports_nothing_that_an_engine_lacks() -> None:
+    for path in [ROOT / "decide" / f"{name}.py" for name in POLICY] + [ROOT / "errors.py"]:
+        assert set(imports(path)) <= {f"decide.{name}" for name in POLICY} | {"errors"}, path
+    code = (
+        "import sys, breakeven.decide.modes\n"
+        "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
+    )
+    plain, loaded = (
+        set(subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True).stdout.split())
+        for text in (code.replace("breakeven.decide.modes", "numpy"), code)
+    )
+    assert loaded - plain == {"breakeven"}
 
 
 def test_public_names_exist_and_are_sorted() -> None:
