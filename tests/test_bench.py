@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,14 @@ import trustme
 
 from breakeven.engines.null import NullServer, TruthRow, null_server
 from tests.conftest import Run
+from tests.nulls import serving
 
 STEP_MS = 20.0
 #: 20 ms steps, chunks of 1, 3 and 2 tokens: 10 ms a token on average.
 TIMETABLE = ("--step-us", "20000", "--tokens", "1,3,2", "--prefill-us", "20000")
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NullServer]:
-    with null_server(*TIMETABLE) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def quick() -> Iterator[NullServer]:
-    with null_server("--step-us", "2000", "--tokens", "1,3,2") as running:
-        yield running
+server = serving(*TIMETABLE)
+quick = serving("--step-us", "2000", "--tokens", "1,3,2")
 
 
 def summary_of(directory: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 import pytest
 
 from breakeven.engines.null import NullServer, null_server
-from tests.conftest import Run
+from tests.conftest import Run, run_in
+from tests.nulls import ended, has_begun, serving
 
 #: Without speculation a step takes 4 ms + 1 ms a request.
 OFF = ("--step-us", "4000", "--per-request-us", "1000", "--tokens", "1")
@@ -24,26 +24,15 @@ OFF = ("--step-us", "4000", "--per-request-us", "1000", "--tokens", "1")
 ON = ("--step-us", "5000", "--per-request-us", "4000", "--tokens", "2")
 QUICK = ("--max-tokens", "20", "--duration", "0.4", "--warmup", "0", "--quiet")
 
-
-@pytest.fixture(scope="module")
-def off() -> Iterator[NullServer]:
-    with null_server(*OFF) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[NullServer]:
-    with null_server(*ON) as server:
-        yield server
+off, on = serving(*OFF), serving(*ON)
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory, off: NullServer, on: NullServer) -> Path:
     """A comparison of both, once for all tests that only read it."""
     place = tmp_path_factory.mktemp("compared")
-    command = [sys.executable, "-m", "breakeven", "compare", "--arm", f"off={off.url}", "--arm", f"on={on.url}"]
-    command += ["--concurrency", "1", "2", "4", "--cycles", "2", *QUICK, "--output", "out", "--format", "json"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60)
+    command = ["compare", "--arm", f"off={off.url}", "--arm", f"on={on.url}", "--concurrency", "1", "2", "4"]
+    done = run_in(place, *command, "--cycles", "2", *QUICK, "--output", "out", "--format", "json")
     assert done.returncode == 0, done.stderr
     (place / "stdout").write_text(done.stdout)
     return place / "out"
@@ -193,37 +182,29 @@ def test_arms_that_are_started_take_turns_as_whole_sweeps(breakeven: Run, tmp_pa
 
 
 def test_an_interrupted_comparison_rests_on_what_is_there(tmp_path: Path, off: NullServer, on: NullServer) -> None:
-    command = [sys.executable, "-m", "breakeven", "compare", "--arm", f"off={off.url}", "--arm", f"on={on.url}"]
-    command += ["--concurrency", "1", "2", "--cycles", "2", *QUICK, "--duration", "1", "--output", "out"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 40
     path = tmp_path / "out" / "on" / "levels.jsonl"
-    while not path.exists() or len(path.read_bytes().splitlines()) < 5:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert "Traceback" not in stderr
-    assert "speculation" in stdout.lower()
+    command = ["compare", "--arm", f"off={off.url}", "--arm", f"on={on.url}", "--concurrency", "1", "2"]
+    done = ended(
+        *command, "--cycles", "2", *QUICK, "--duration", "1", "--output", "out",
+        cwd=tmp_path, when=lambda: path.exists() and len(path.read_bytes().splitlines()) >= 5, number=signal.SIGINT,
+        wait_s=40,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "speculation" in done.stdout.lower()
 
 
 def test_interrupted_before_both_arms_were_measured_it_says_so_and_nothing_else(
     tmp_path: Path, off: NullServer, on: NullServer
 ) -> None:
-    command = [sys.executable, "-m", "breakeven", "compare", "--arm", f"off={off.url}", "--arm", f"on={on.url}"]
-    command += ["--concurrency", "1", "--output", "out", "--max-tokens", "20", "--duration", "60"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 15
-    records = tmp_path / "out" / "off" / "requests.jsonl"
-    while time.monotonic() < deadline and not (records.exists() and records.stat().st_size):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=20)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert not stdout
-    assert "ended too early to compare anything: out/" in stderr
+    command = ["compare", "--arm", f"off={off.url}", "--arm", f"on={on.url}", "--concurrency", "1"]
+    done = ended(
+        *command, "--output", "out", "--max-tokens", "20", "--duration", "60",
+        cwd=tmp_path, when=has_begun(tmp_path / "out" / "off" / "requests.jsonl"), number=signal.SIGTERM,
+    )  # fmt: skip
+    assert done.returncode == 128 + signal.SIGTERM
+    assert not done.stdout
+    assert "ended too early to compare anything: out/" in done.stderr
     assert not (tmp_path / "out" / "comparison.json").exists()
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from breakeven.engines.null import NullServer, null_server
-from tests.conftest import Run
+from breakeven.engines.null import NullServer
+from tests.conftest import Run, run_in
+from tests.nulls import serving
 
 #: A step takes 4 ms + 1 ms a request, or two tokens a step in 2 ms + 4 ms a request: equal where 2 (4 + C) = 2 + 4 C,
 #: at C = 3, and far from equal at 1 and at 8.
@@ -22,27 +20,16 @@ ON = ("--step-us", "2000", "--per-request-us", "4000", "--tokens", "2")
 CROSSING = 3.0
 QUICK = ("--max-tokens", "6", "--duration", "0.05", "--warmup", "0", "--quiet")
 
-
-@pytest.fixture(scope="module")
-def off() -> Iterator[NullServer]:
-    with null_server(*OFF) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[NullServer]:
-    with null_server(*ON) as server:
-        yield server
+off, on = serving(*OFF), serving(*ON)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, off: NullServer, on: NullServer) -> Path:
     """A search, once for all tests that only read it. Wide enough to end soon on a busy machine."""
     place = tmp_path_factory.mktemp("found")
-    command = [sys.executable, "-m", "breakeven", "compare", "--arm", f"off={off.url}", "--arm", f"on={on.url}"]
-    command += ["--find", "break-even", "--between", "1:8", "--precision", "0.6", "--max-seconds", "60", *QUICK]
-    command += ["--output", "out", "--format", "json"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=120)
+    command = ["compare", "--arm", f"off={off.url}", "--arm", f"on={on.url}", "--find", "break-even"]
+    command += ["--between", "1:8", "--precision", "0.6", "--max-seconds", "60", *QUICK]
+    done = run_in(place, *command, "--output", "out", "--format", "json", timeout_s=120)
     assert done.returncode == 0, done.stderr
     (place / "stdout").write_text(done.stdout)
     (place / "stderr").write_text(done.stderr)

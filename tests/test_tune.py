@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +17,7 @@ from breakeven.engines.null import null_server
 from breakeven.sim.run import write_run
 from tests.conftest import Run
 from tests.decide.arms import made
+from tests.nulls import ended, has_begun
 
 QUICK = ("--max-tokens", "20", "--duration", "0.3", "--warmup", "0", "--quiet")
 #: Milliseconds a token at C=1, 2 and 4: three drafts pay below three requests, one never most.
@@ -77,18 +75,15 @@ def test_three_servers_with_known_curves_get_the_right_table(breakeven: Run, tmp
 
 def test_interrupted_before_all_arms_were_measured_it_says_so_and_leaves_no_table(tmp_path: Path) -> None:
     with null_server("--step-us", "4000") as off, null_server("--step-us", "5000", "--tokens", "2") as on:
-        command = [sys.executable, "-m", "breakeven", "tune", "--arm", f"off={off.url}", "--arm", f"k2={on.url}"]
-        command += ["--concurrency", "1", "--output", "out", "--max-tokens", "20", "--duration", "60"]
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 60
-        records = tmp_path / "out" / "off" / "requests.jsonl"
-        while time.monotonic() < deadline and not (records.exists() and records.stat().st_size):
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, stderr
-    assert not stdout
-    assert "ended too early to tune anything: " in stderr
+        done = ended(
+            "tune", "--arm", f"off={off.url}", "--arm", f"k2={on.url}",
+            "--concurrency", "1", "--output", "out", "--max-tokens", "20", "--duration", "60",
+            cwd=tmp_path, when=has_begun(tmp_path / "out" / "off" / "requests.jsonl"), number=signal.SIGTERM,
+            wait_s=60, end_s=60,
+        )  # fmt: skip
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert not done.stdout
+    assert "ended too early to tune anything: " in done.stderr
     assert not (tmp_path / "out" / "schedule.json").exists()
 
 
@@ -199,6 +194,10 @@ def test_what_a_server_says_it_drafts_is_not_contradicted(breakeven: Run, tmp_pa
         (["--arm", "k{k}=nowhere:{k}", "--k", "1", "2"], "--arm k1=nowhere:1: give http://"),
         (["--arm", "a=http://127.0.0.1:9", "--arm", "b=http://127.0.0.1:8", "--k", "0", "2"], "connection refused"),
         (["--arm", "a=serve:x", "--arm", "off=serve:y"], "nobody tells how many tokens --arm a drafts"),
+        (
+            ["--arm", "a=serve:x", "--arm", "off=serve:y", "--export", "vllm"],
+            "nobody tells how many tokens --arm a drafts",
+        ),
         (["--arm", "k0=serve:x", "--arm", "off=serve:y"], "draft the same"),
         (["--arm", "t=serve:x {steps} {topk}", "--vary", "steps=1,2", "topk=4", "--export", "vllm"], "has no top-k"),
         (["--arm", "t=serve:x {steps} {topk}", "--vary", "steps=1,2", "topk=4", "--export", "sglang"], "add topk=1"),

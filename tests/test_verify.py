@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from breakeven.runs import RunWriter
 from tests.conftest import Run
 from tests.decide.arms import Steps, made
 from tests.decide.test_verify import BEST, OFF, ON
+from tests.nulls import ended, has_begun, serving
 
 #: Two static servers: without speculation a step takes 4 ms + 1 ms a request; with it two tokens 5 ms + 8 ms a request.
 OFF_SERVER = ("--step-us", "4000", "--per-request-us", "1000", "--tokens", "1")
@@ -29,23 +28,7 @@ BAD = ("--step-us", "20000", "--tokens", "1")
 QUICK = ("--cycles", "2", "--max-tokens", "12", "--duration", "0.4", "--warmup", "0", "--quiet", "--margin", "0.3")
 SCHEDULE = {"schema": "breakeven.schedule/1", "model": "null", "ranges": [[1, 64, 5]]}
 
-
-@pytest.fixture(scope="module")
-def off() -> Iterator[NullServer]:
-    with null_server(*OFF_SERVER) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def on() -> Iterator[NullServer]:
-    with null_server(*ON_SERVER) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def good() -> Iterator[NullServer]:
-    with null_server(*GOOD) as server:
-        yield server
+off, on, good = serving(*OFF_SERVER), serving(*ON_SERVER), serving(*GOOD)
 
 
 def arms(*servers: tuple[str, NullServer]) -> list[str]:
@@ -159,19 +142,15 @@ def test_runs_that_took_turns_are_put_to_the_proof(
 def test_an_interrupted_verification_says_what_there_is(
     tmp_path: Path, off: NullServer, on: NullServer, good: NullServer
 ) -> None:
-    command = [sys.executable, "-m", "breakeven", "verify", *arms(("off", off), ("on", on), ("tuned", good))]
-    command += [*QUICK, "--duration", "60", "--output", "out"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    records = tmp_path / "out" / "tuned" / "requests.jsonl"
-    while time.monotonic() < deadline and not (records.exists() and records.stat().st_size):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert not stdout
-    assert "ended too early to verify anything: " in stderr
-    assert "Traceback" not in stderr
+    done = ended(
+        "verify", *arms(("off", off), ("on", on), ("tuned", good)), *QUICK, "--duration", "60", "--output", "out",
+        cwd=tmp_path, when=has_begun(tmp_path / "out" / "tuned" / "requests.jsonl"), number=signal.SIGINT,
+        wait_s=30, end_s=30,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert not done.stdout
+    assert "ended too early to verify anything: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from breakeven.commands.flags import (
-    add_access,
-    add_load,
-    add_output,
-    add_requests,
-    add_serve_timeout,
-    flag,
-    given_options,
-)
-from breakeven.commands.values import arm, between, count, share
+from breakeven.commands.flags import flag, given_options
+from breakeven.commands.turns import add_load_of_turns, add_turns, check_alone, say_end, take_turns
+from breakeven.commands.values import arm, between
 from breakeven.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,15 +34,6 @@ examples:
   breakeven compare --arm off=http://localhost:8000 --arm on=http://localhost:8001 --find break-even --max-seconds 1h
   breakeven compare runs/off runs/on                    runs that exist; or the directory of a comparison
 """
-#: What belongs to the comparison and not to the load.
-_OWN = {
-    "arm": "arms",
-    "cycles": "cycles",
-    "concurrently": "concurrently",
-    "force": "force",
-    "ratio_precision": "precision",
-    "repeats": "repeats",
-}
 #: What a search chooses itself, or has no use for.
 _NOT_WITH_FIND = {
     "concurrency": "the search chooses the loads; say between which with --between",
@@ -79,19 +63,11 @@ def add(commands: Any) -> None:
     )
     add = parser.add_argument_group("arms").add_argument
     add("--arm", action="append", type=arm, metavar="NAME=WHERE", help="an arm; the first is the reference")
-    add("--cycles", type=count, metavar="N", help="so many ABBA cycles at each load, two turns of each arm")
-    add("--concurrently", action="store_true", help="load the arms at the same time: only on machines of their own")
     add("--slo", metavar="LIMITS", help="the largest load that holds them, e.g. ttft_p99:2000,tpot_p50:50 (ms)")
-    add("--force", action="store_true", help="compare runs that are unlike")
-    add_serve_timeout(add)
-    add_access(add)
-    add("--repeats", type=count, metavar="R", help="sweeps of each arm, where arms are started by a command (3)")
-    add(
-        "--precision",
-        dest="ratio_precision",
-        type=share,
-        metavar="SHARE",
-        help="4 cycles (or N), then up to four times as many, until the ratio's 95%% interval is within this (0.025)",
+    add_turns(
+        add,
+        force="compare runs that are unlike",
+        precision="the ratio's 95%% interval is within this (0.025)",
     )
     add = parser.add_argument_group("search").add_argument
     add(
@@ -106,9 +82,7 @@ def add(commands: Any) -> None:
         metavar="LOW:HIGH",
         help="the loads to look between (1:256; with local: or vllm: arms 1:32)",
     )
-    add_load(parser, of_turns=True)
-    add_requests(parser)
-    add_output(parser, of_turns=True)
+    add_load_of_turns(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -119,7 +93,7 @@ def _run(args: argparse.Namespace) -> int:
     if directories:
         from breakeven.versus import compare_directories
 
-        _check_alone(args)
+        check_alone(args, {"directories", "slo"})
         comparison = compare_directories(directories, getattr(args, "slo", None), force=getattr(args, "force", False))
         print(render_comparison(comparison, form), end="", flush=True)
         return 0
@@ -132,10 +106,8 @@ def _measure(args: argparse.Namespace, form: Format) -> int:
     from breakeven.versus import measure_and_compare
 
     given = given_options(args)
-    own = {field: given.pop(name) for name, field in _OWN.items() if name in given}
+    own = take_turns(given)
     del given["directories"]
-    if "cycles" in own:
-        own.setdefault("precision", None)
     slo = given.pop("slo", None)
     if "between" in given and "find" not in given:
         raise UsageError("--between says nothing without --find")
@@ -148,11 +120,8 @@ def _measure(args: argparse.Namespace, form: Format) -> int:
     if done.comparison is not None:
         print(render_comparison(done.comparison, form), end="", flush=True)
     with contextlib.suppress(OSError):  # a full or closed stderr is no reason to fail a comparison that is done
-        if done.lost:
-            rests = "; the comparison rests on what was measured" if done.comparison is not None else ""
-            print(f"the server of {done.lost} is gone{rests}", file=sys.stderr)
-        if done.why_not:
-            print(f"ended too early to compare anything: {done.why_not}", file=sys.stderr)
+        is_answered = done.comparison is not None
+        say_end(lost=done.lost, why_not=done.why_not, answer="comparison", verb="compare", is_answered=is_answered)
         print(f"records: {done.directory}", file=sys.stderr)
     return 128 + done.signal if done.signal else int(done.lost is not None)
 
@@ -179,9 +148,3 @@ def _find(given: dict[str, Any], own: dict[str, Any], slo: str | None) -> FindOp
         max_seconds=min((limit for limit in limits if limit is not None), default=None),
         slo=slo,
     )
-
-
-def _check_alone(args: argparse.Namespace) -> None:
-    others = vars(args).keys() - {"command", "run", "directories", "slo", "force", "format", "quiet"}
-    if others:
-        raise UsageError(f"runs that exist are only read: leave {flag(min(others))} out, or leave the directories out")

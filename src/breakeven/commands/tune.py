@@ -9,16 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from breakeven.commands.flags import (
-    add_access,
-    add_load,
-    add_output,
-    add_requests,
-    add_serve_timeout,
-    flag,
-    given_options,
-)
-from breakeven.commands.values import checked, count, number, seconds, share
+from breakeven.commands.flags import flag, given_options
+from breakeven.commands.turns import add_load_of_turns, add_turns, check_alone, say_end, take_turns
+from breakeven.commands.values import checked, number, seconds
 from breakeven.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,15 +37,6 @@ examples:
   breakeven tune runs/… --profile http://prod:8000/metrics --profile-for 10m
   breakeven tune schedule.json --export tensorrt-llm              a table that exists, as an engine takes it
 """
-#: What belongs to the comparison and not to the load.
-_COMPARED = {
-    "arm": "arms",
-    "cycles": "cycles",
-    "concurrently": "concurrently",
-    "force": "force",
-    "ratio_precision": "precision",
-    "repeats": "repeats",
-}
 #: What belongs to the tuning.
 _TUNED = ("ks", "vary", "export", "profile", "profile_for_s", "write")
 
@@ -97,23 +81,13 @@ def add(commands: Any) -> None:
     add("--arm", action="append", type=_arm, metavar="NAME=WHERE", help="an arm, or a template for several")
     add("--k", dest="ks", nargs="+", action="extend", type=_k, metavar="K", help="draft tokens: 0 1 2 3 5")
     add("--vary", nargs="+", action="extend", type=_vary, metavar="NAME=N,N", help="steps=…, topk=…, draft-tokens=…")
-    add("--cycles", type=count, metavar="N", help="so many ABBA cycles at each load, two turns of each arm")
-    add("--concurrently", action="store_true", help="load the arms at the same time: only on machines of their own")
-    add("--force", action="store_true", help="use runs that are unlike")
-    add_serve_timeout(add)
-    add_access(add)
-    add("--repeats", type=count, metavar="R", help="sweeps of each arm, where arms are started by a command (3)")
-    add(
-        "--precision",
-        dest="ratio_precision",
-        type=share,
-        metavar="SHARE",
-        help="4 cycles (or N), then up to four times as many, until each ratio's 95%% interval is within this (0.025)",
+    add_turns(
+        add,
+        force="use runs that are unlike",
+        precision="each ratio's 95%% interval is within this (0.025)",
     )
     _add_answer(parser)
-    add_load(parser, of_turns=True)
-    add_requests(parser)
-    add_output(parser, of_turns=True)
+    add_load_of_turns(parser)
 
 
 def _add_answer(parser: argparse.ArgumentParser) -> None:
@@ -150,10 +124,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _say(done: Outcome) -> None:
-    if done.lost:
-        print(f"the server of {done.lost} is gone; the table rests on what was measured", file=sys.stderr)
-    if done.why_not:
-        print(f"ended too early to tune anything: {done.why_not}", file=sys.stderr)
+    is_answered = done.tuned is not None
+    say_end(lost=done.lost, why_not=done.why_not, answer="table", verb="tune", is_answered=is_answered)
     if done.refused:
         print(f"no flags: {done.refused}", file=sys.stderr)
     if done.written:
@@ -201,9 +173,7 @@ def _measure(args: argparse.Namespace) -> Outcome:
     given = given_options(args)
     for name in (*_TUNED, "paths", "gpu_hour_price", "gpus"):
         given.pop(name, None)
-    own = {field: given.pop(name) for name, field in _COMPARED.items() if name in given}
-    if "cycles" in own:
-        own.setdefault("precision", None)
+    own = take_turns(given)
     if "arms" not in own:
         raise UsageError("give arms (--arm 'k{k}=URL{k}' --k 0 1 2 3), the directories of runs, or a schedule.json")
     for name in ("rate", "trace"):
@@ -215,9 +185,7 @@ def _measure(args: argparse.Namespace) -> Outcome:
 def _read(args: argparse.Namespace, paths: list[Path]) -> Outcome:
     from breakeven.tuning import tune_directories
 
-    own = {"command", "run", "paths", "force", "format", "quiet", "gpu_hour_price", "gpus", *_TUNED}
-    if others := vars(args).keys() - own:
-        raise UsageError(f"runs that exist are only read: leave {flag(min(others))} out, or leave the directories out")
+    check_alone(args, {"paths", "gpu_hour_price", "gpus", *_TUNED})
     return tune_directories(paths, _tune_options(args))
 
 

@@ -8,16 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from breakeven.commands.flags import (
-    add_access,
-    add_load,
-    add_output,
-    add_requests,
-    add_serve_timeout,
-    flag,
-    given_options,
-)
-from breakeven.commands.values import arm, count, share
+from breakeven.commands.flags import given_options
+from breakeven.commands.turns import add_load_of_turns, add_turns, check_alone, say_end, take_turns
+from breakeven.commands.values import arm, share
 from breakeven.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,15 +29,6 @@ _EPILOG = """examples:
 Where an arm is (NAME=WHERE): as for breakeven compare.
 Exit code: 0 where the tuned arm holds the envelope, 1 where it loses or the data can't tell.
 """
-#: What belongs to the verification and not to the load.
-_TURNS = {
-    "arm": "arms",
-    "cycles": "cycles",
-    "concurrently": "concurrently",
-    "force": "force",
-    "ratio_precision": "precision",
-    "repeats": "repeats",
-}
 _PROOF = ("tuned", "margin", "schedule")
 #: Ratios to each static arm are measured finer than the margin, since that to the best of them is a little wider.
 _OF_MARGIN = 0.8
@@ -68,23 +52,12 @@ def add(commands: Any) -> None:
     add("--tuned", metavar="NAME", help="the arm to prove (default: the last)")
     add("--margin", type=share, metavar="SHARE", help="so far below the best static arm still holds (0.03)")
     add("--schedule", type=Path, metavar="FILE", help="the schedule.json that the tuned arm was started with")
-    add("--cycles", type=count, metavar="N", help="so many ABBA cycles at each load, two turns of each arm")
-    add("--concurrently", action="store_true", help="load the arms at the same time: only on machines of their own")
-    add("--force", action="store_true", help="go on with arms that are unlike")
-    add_serve_timeout(add)
-    add_access(add)
-    add("--repeats", type=count, metavar="R", help="sweeps of each arm, where arms are started by a command (3)")
-    add(
-        "--precision",
-        dest="ratio_precision",
-        type=share,
-        metavar="SHARE",
-        help="4 cycles (or N), then up to four times as many, until the 95%% interval of each ratio to the tuned arm "
-        "is within this (0.8 of the margin)",
+    add_turns(
+        add,
+        force="go on with arms that are unlike",
+        precision="the 95%% interval of each ratio to the tuned arm is within this (0.8 of the margin)",
     )
-    add_load(parser, of_turns=True)
-    add_requests(parser)
-    add_output(parser, of_turns=True)
+    add_load_of_turns(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -93,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.directories:
         from breakeven.verifying import verify_directories
 
-        _check_alone(args)
+        check_alone(args, {"directories", *_PROOF})
         return _print(verify_directories(args.directories, force=getattr(args, "force", False), **proof), form)
     done = _measure(args, proof)
     code = 1 if done.verification is None else _print(done.verification, form)
@@ -108,14 +81,14 @@ def _measure(args: argparse.Namespace, proof: dict[str, Any]) -> Verified:
     from breakeven.verifying import measure_and_verify
 
     given = given_options(args)
-    own = {field: given.pop(name) for name, field in _TURNS.items() if name in given}
+    own = take_turns(given)
     for name in ("directories", *_PROOF):
         given.pop(name, None)
     if "arms" not in own:
         raise UsageError(
             "give the arms (--arm off=URL --arm on=URL --arm tuned=URL), or the directory of a comparison of them"
         )
-    own.setdefault("precision", None if "cycles" in own else _OF_MARGIN * proof.get("margin", MARGIN))
+    own.setdefault("precision", _OF_MARGIN * proof.get("margin", MARGIN))
     given.setdefault("keep_text", given.get("temperature", 0.0) == 0.0)
     return measure_and_verify(CompareOptions(bench=BenchOptions(**given), **own), **proof)
 
@@ -128,15 +101,6 @@ def _print(found: Verification, form: Format) -> int:
 
 
 def _say_end(done: Verified) -> None:
-    if done.measured.lost:
-        rests = "; the verdict rests on what was measured" if done.verification is not None else ""
-        print(f"the server of {done.measured.lost} is gone{rests}", file=sys.stderr)
-    if done.why_not:
-        print(f"ended too early to verify anything: {done.why_not}", file=sys.stderr)
+    is_answered = done.verification is not None
+    say_end(lost=done.measured.lost, why_not=done.why_not, answer="verdict", verb="verify", is_answered=is_answered)
     print(f"records: {done.measured.directory}", file=sys.stderr)
-
-
-def _check_alone(args: argparse.Namespace) -> None:
-    others = vars(args).keys() - {"command", "run", "directories", "force", "format", "quiet", *_PROOF}
-    if others:
-        raise UsageError(f"runs that exist are only read: leave {flag(min(others))} out, or leave the directories out")
