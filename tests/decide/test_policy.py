@@ -246,6 +246,38 @@ def test_a_state_is_small_json_and_goes_on_where_it_was() -> None:
     assert share(continued.run(5, 60)[50:], 0) > 0.9, "nothing is learned anew"
 
 
+def test_a_state_of_a_policy_that_had_run_for_days_is_not_aged_by_them() -> None:
+    rig = ByHand(Policy([0, 3]))
+    rig.policy.choose(Observation(0, 4, 0, 0.2, None))
+    for hour in range(1, 60):  # a clock may go on by a day at most
+        rig.policy.choose(Observation(hour * 3600 * 10**9, 4, 0, 0.2, None))
+    rig.now_ns = 60 * 3600 * 10**9
+    rig.run(20, 4)
+    state = rig.policy.state()
+    again = Policy([0, 3])
+    again.restore(json.loads(json.dumps(state)))
+    ByHand(again).run(0.1, 4)
+    weights = {(k, knot): weight for k, knot, _, weight, _ in again.state()["belief"]["times"]["cells"]}
+    for k, knot, _, weight, _ in state["belief"]["times"]["cells"]:
+        assert weights[k, knot] >= 0.99 * weight
+
+
+def test_a_state_that_was_taken_stays_as_it_was_while_the_policy_goes_on() -> None:
+    rig = ByHand(Policy([0, 3]))
+    rig.run(5, 4)
+    state = rig.policy.state()
+    text = json.dumps(state)
+    rig.run(20, 60)
+    assert json.dumps(state) == text
+
+
+def test_a_fixed_k_is_kept_whatever_the_engine_says() -> None:
+    policy = Policy([0, 3], mode=3)
+    seen = Observation(0, None, 0, 0.2, None)  # type: ignore[arg-type]
+    assert policy.choose(seen) == 3
+    assert policy.faults["decoding"] == 1
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

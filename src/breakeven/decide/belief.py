@@ -34,12 +34,13 @@ class Belief:
 
     Args:
         ks: the K that there are, ascending.
+        now_s: when it begins.
     """
 
-    def __init__(self, ks: Sequence[int]) -> None:
+    def __init__(self, ks: Sequence[int], now_s: float = 0.0) -> None:
         self._ks = tuple(ks)
         self._place = {k: j for j, k in enumerate(self._ks)}
-        self._yields, self._times = Yields(max(self._ks)), StepTimes(self._ks)
+        self._yields, self._times = Yields(max(self._ks)), StepTimes(self._ks, now_s)
         self._prices, self._comeback = Prices(), Comeback()
         self._before: int | None = None  # the K of the step before
         self._log_tokens = [0.0] * len(self._ks)
@@ -88,19 +89,22 @@ class Belief:
         """The standard deviation of each of the gains over `k`; zero for `k` itself."""
         tokens = self._yields.tokens()
         self._log_tokens = [math.log(tokens[each]) for each in self._ks]
+        return self._doubts(tokens, now_s, decoding, k)
+
+    def _doubts(self, tokens: Sequence[float], now_s: float, decoding: int, k: int) -> list[float]:
         times, chances = self._times.variances(now_s, decoding), self._yields.variances(now_s)
-        slopes = self._yields.slopes(tokens)
-        own, mine = times[self._place[k]], slopes[k]
+        own, mine = times[self._place[k]], self._yields.slopes(tokens, k)
         doubts = []
         for each, time in zip(self._ks, times, strict=True):
-            differences = zip(slopes[each], mine, chances, strict=True)
+            differences = zip(self._yields.slopes(tokens, each), mine, chances, strict=True)
             doubts.append(math.sqrt(time + own + sum((a - b) ** 2 * chance for a, b, chance in differences)))
         doubts[self._place[k]] = 0.0
         return doubts
 
     def estimates(self, now_s: float, decoding: int, k: int) -> list[Estimate]:
         """What is believed of each K, ascending."""
-        doubts, tokens = self.doubts(now_s, decoding, k), self._yields.tokens()
+        tokens = self._yields.tokens()
+        doubts = self._doubts(tokens, now_s, decoding, k)
         return [
             Estimate(each, decoding * tokens[each] / self._times.expected_s(decoding, each), doubt)
             for each, doubt in zip(self._ks, doubts, strict=True)

@@ -17,7 +17,7 @@ __all__ = ["Comeback"]
 
 #: Into a pause it takes so long until a cache is as stale as it gets, and about so long out of it until it is whole:
 #: the requests of most services live some seconds.
-_GETTING_STALE_S, FADES_S = 1.0, 4.0
+_GETTING_STALE_S, _FADES_S = 1.0, 4.0
 #: Drafts that make a comparison, and the comparisons that "nothing is lost" weighs as.
 _ENOUGH_DRAFTS, _FAITH = 100, 2.0
 _MOST_DRAFTS = 400.0
@@ -25,30 +25,32 @@ _LEAST_LEFT = 0.3
 
 
 class Comeback:
-    """Learns the share left from pauses, and says how fresh drafts are at a moment."""
+    """Learns the share left from pauses, and says how fresh drafts are at a moment.
+
+    Attributes:
+        left: the share of acceptance that is left in a pause: 1 where nothing is lost.
+    """
 
     def __init__(self) -> None:
         self._log_sum, self._count = 0.0, 0.0
+        self.left = 1.0
         self._paused_s: float | None = None
         self._returned_s = -math.inf
         self._before: float | None = None  # acceptance when the pause began
         self._hits = self._tried = 0.0  # of the first position, in this pause
         self._found: float | None = None  # acceptance at the end of the last pause
 
-    @property
-    def left(self) -> float:
-        """The share of acceptance that is left in a pause: 1 where nothing is lost."""
-        return max(_LEAST_LEFT, min(1.0, math.exp(self._log_sum / (self._count + _FAITH))))
-
     def fresh(self, now_s: float) -> float:
         """The share of acceptance that drafts have at this moment."""
+        if self.left == 1.0:
+            return 1.0
         if self._paused_s is not None:
             return self.left if now_s - self._paused_s > _GETTING_STALE_S else 1.0
-        return 1 - (1 - self.left) * math.exp((self._returned_s - now_s) / FADES_S)
+        return 1 - (1 - self.left) * math.exp((self._returned_s - now_s) / _FADES_S)
 
     def price_s(self, tokens: float) -> float:
         """What a return costs in seconds of work, at so many tokens a step of fresh drafts."""
-        return (1 - self.left) * (1 - 1 / tokens) * FADES_S
+        return (1 - self.left) * (1 - 1 / tokens) * _FADES_S
 
     def pause(self, now_s: float, acceptance: float) -> None:
         """Speculation goes off; `acceptance` is that of the first position."""
@@ -65,7 +67,7 @@ class Comeback:
     def look(self, now_s: float, hits: float, tried: float, acceptance: float) -> bool:
         """Takes drafts in; returns whether they say something of the acceptance, too."""
         if self._paused_s is None:
-            if self._found is not None and now_s - self._returned_s > 3 * FADES_S:
+            if self._found is not None and now_s - self._returned_s > 3 * _FADES_S:
                 self._compare(self._found, acceptance)
                 self._found = None
             return True
@@ -80,11 +82,15 @@ class Comeback:
             self._before = None
         return False
 
+    def _set_left(self) -> None:
+        self.left = max(_LEAST_LEFT, min(1.0, math.exp(self._log_sum / (self._count + _FAITH))))
+
     def _compare(self, stale: float, whole: float) -> None:
         """Adds a comparison to the mean, of which the old ones fade."""
         if stale > 0.01 and whole > 0.01:
             self._log_sum = 0.9 * self._log_sum + max(-1.2, min(0.3, math.log(stale / whole)))
             self._count = 0.9 * self._count + 1
+            self._set_left()
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON has it; a pause under way is not."""
@@ -100,3 +106,4 @@ class Comeback:
         if not (abs(log_sum) <= 12 and 0 <= count <= 10):
             raise ValueError(f"no mean: {log_sum} of {count}")
         self._log_sum, self._count = log_sum, count
+        self._set_left()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from breakeven.decide.policy import Policy, Settings
+from breakeven.decide.policy import Policy
 from breakeven.decide.schedule import read_schedule
 from breakeven.errors import UsageError
 
 __all__ = ["policy_of"]
 
 
-def policy_of(name: str, ks: Sequence[int], *, settings: Settings | None = None) -> Policy:
+def policy_of(name: str, ks: Sequence[int]) -> Policy:
     """The policy of a name, for an engine that may be told these K.
 
     `auto:FILE` learns as `auto` does, begins with what the schedule says and measured, and falls back to it.
@@ -22,11 +22,11 @@ def policy_of(name: str, ks: Sequence[int], *, settings: Settings | None = None)
     """
     kind, _, rest = name.partition(":")
     if kind == "auto":
-        return Policy(ks, schedule=read_schedule(Path(rest)) if rest else None, settings=settings)
+        return Policy(ks, schedule=read_schedule(Path(rest)) if rest else None)
     if kind == "table" and rest:
-        return Policy(ks, schedule=read_schedule(Path(rest)), mode="table", settings=settings)
+        return Policy(ks, schedule=read_schedule(Path(rest)), mode="table")
     if kind == "fixed" and rest.isdecimal():
         if int(rest) not in ks:
             raise UsageError(f"the policy {name}: K is one of {', '.join(map(str, sorted(ks)))} here")
-        return Policy(ks, mode=int(rest), settings=settings)
+        return Policy(ks, mode=int(rest))
     raise UsageError(f"the policy {name}: give auto, auto:FILE, table:FILE or fixed:K")

@@ -134,11 +134,6 @@ class Policy:
         return self._k
 
     @property
-    def is_probing(self) -> bool:
-        """Whether the last K chosen was a look at another one."""
-        return self._prober.k is not None
-
-    @property
     def probe_share(self) -> float:
         """What probes have cost so far, as a share of all time."""
         return self._prober.spent_s / self._worked_s if self._worked_s else 0.0
@@ -158,11 +153,11 @@ class Policy:
         Raises:
             ValueError: it is no state, or of other K.
         """
-        self._forget()
         try:
             if state["schema"] != STATE_SCHEMA or state["ks"] != list(self.ks) or state["k"] not in self._place:
                 raise ValueError(f"{state['schema']} of K {state['ks']}, not {STATE_SCHEMA} of {list(self.ks)}")
-            self._now_s = self._since_s = float(state["now_s"])
+            self._now_s = float(state["now_s"])
+            self._forget()
             self._belief.restore(state["belief"])
             self._prober.restore(state["prober"])
             self._k = state["k"]
@@ -174,7 +169,7 @@ class Policy:
     def _forget(self) -> None:
         """Everything learned and under way."""
         s = self._settings
-        self._belief = Belief(self.ks)
+        self._belief = Belief(self.ks, self._now_s)
         self._belief.assume(self._schedule.levels)
         self._prober = Prober(
             self._now_s, budget=s.budget, steps=s.probe_steps, gap_s=s.probe_gap_s, curiosity=s.curiosity
@@ -187,7 +182,9 @@ class Policy:
         self._fresh_for = self._fresh_at = 0
 
     def _safe(self, seen: Any) -> int:
-        """The table's K, whatever was seen."""
+        """The K that was fixed, else the table's, whatever was seen."""
+        if isinstance(self._mode, int):
+            return self._mode
         decoding = getattr(seen, "decoding", 1)
         return self._by_table(decoding if type(decoding) is int and decoding > 0 else 1)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-__all__ = ["Kind", "Prices", "kind_of"]
+__all__ = ["Prices"]
 
-Kind = Literal["on", "off", "between"]
+_Kind = Literal["on", "off", "between"]
 
 #: A mean over the last some thirty switches of a kind.
 _MOST_SWITCHES = 30.0
@@ -19,7 +19,7 @@ _MOST_SWITCHES = 30.0
 _MOST_S = 2.0
 
 
-def kind_of(before: int, after: int) -> Kind:
+def _kind_of(before: int, after: int) -> _Kind:
     """What a switch from one K to another is."""
     return "on" if not before else "off" if not after else "between"
 
@@ -28,23 +28,23 @@ class Prices:
     """The mean price of each kind of switch, in seconds; zero until one was seen."""
 
     def __init__(self) -> None:
-        self._mean_s: dict[Kind, float] = {"on": 0.0, "off": 0.0, "between": 0.0}
-        self._count: dict[Kind, float] = {"on": 0.0, "off": 0.0, "between": 0.0}
+        self._mean_s: dict[_Kind, float] = {"on": 0.0, "off": 0.0, "between": 0.0}
+        self._count: dict[_Kind, float] = {"on": 0.0, "off": 0.0, "between": 0.0}
 
     def learn(self, before: int, after: int, took_s: float, worth_s: float) -> None:
         """Takes in the first step after a switch: how long it took, and what its tokens are worth in other steps."""
-        kind = kind_of(before, after)
+        kind = _kind_of(before, after)
         self._count[kind] = count = min(self._count[kind] + 1, _MOST_SWITCHES)
         lost_s = max(-_MOST_S, min(_MOST_S, took_s - worth_s))
         self._mean_s[kind] += (lost_s - self._mean_s[kind]) / count
 
     def of(self, before: int, after: int) -> float:
         """The price of a switch from one K to another, in seconds, never below zero."""
-        return max(0.0, self._mean_s[kind_of(before, after)])
+        return max(0.0, self._mean_s[_kind_of(before, after)])
 
     def state(self) -> dict[str, Any]:
         """Means and counts, as JSON has them."""
-        return {"mean_s": self._mean_s, "count": self._count}
+        return {"mean_s": dict(self._mean_s), "count": dict(self._count)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes a state over.

@@ -24,12 +24,12 @@ from typing import Any
 
 from breakeven.decide.trend import Point, Trend, fit_trend
 
-__all__ = ["KNOTS", "StepTimes"]
+__all__ = ["StepTimes"]
 
 #: 1, 2, 3, 4, 6, 8, 12, … 4096.
-KNOTS = (1, *(b for octave in range(1, 12) for b in (2**octave, 3 * 2 ** (octave - 1))), 4096)
-_OCTAVES = [math.log2(b) for b in KNOTS]
-_MOST = KNOTS[-1]
+_KNOTS = (1, *(b for octave in range(1, 12) for b in (2**octave, 3 * 2 ** (octave - 1))), 4096)
+_OCTAVES = [math.log2(b) for b in _KNOTS]
+_MOST = _KNOTS[-1]
 
 #: Steps after which the surface forgets: some ten seconds of an engine; the mood takes most of what is shorter.
 _MOST_STEPS = 400.0
@@ -61,13 +61,17 @@ def _places() -> list[tuple[int, float]]:
     """For each batch its left knot, and how far towards the right one it is."""
     places, left = [(0, 0.0)], 0
     for batch in range(1, _MOST + 1):
-        while left < len(KNOTS) - 2 and KNOTS[left + 1] <= batch:
+        while left < len(_KNOTS) - 2 and _KNOTS[left + 1] <= batch:
             left += 1
         places.append((left, (math.log2(batch) - _OCTAVES[left]) / (_OCTAVES[left + 1] - _OCTAVES[left])))
     return places
 
 
 _PLACES = _places()
+#: The nearer of its knots.
+_NEAREST = [left + (share > 0.5) for left, share in _PLACES]
+#: Octaves between knots.
+_APART = [[abs(a - b) for b in _OCTAVES] for a in _OCTAVES]
 
 
 class StepTimes:
@@ -75,19 +79,20 @@ class StepTimes:
 
     Args:
         ks: the K that there are, ascending.
+        now_s: when it begins; times in a state are by the same clock.
     """
 
-    def __init__(self, ks: Sequence[int]) -> None:
+    def __init__(self, ks: Sequence[int], now_s: float = 0.0) -> None:
         self._ks = tuple(ks)
         self._row = {k: j for j, k in enumerate(self._ks)}
-        size = (len(self._ks), len(KNOTS))
+        size = (len(self._ks), len(_KNOTS))
         self._log = _grid(size, 0.0)
         self._weight = _grid(size, 0.0)
         self._at_s = _grid(size, 0.0)
         self._prior_variance = _grid(size, math.inf)
         self._mood, self._scale = 0.0, 0.05
         self._prompt_s, self._prompt_count = 0.0, 0.0
-        self._last_s = self._aged_s = 0.0
+        self._last_s = self._aged_s = now_s
         self._fitted_s = -math.inf
         self._centre = 0
 
@@ -152,9 +157,7 @@ class StepTimes:
 
     def variances(self, now_s: float, decoding: int) -> list[float]:
         """The variance of each of `logs`, without what all K share."""
-        left, share = _PLACES[min(decoding, _MOST)]
-        i = left + (share > 0.5)
-        noise = self._scale**2
+        i, noise = _NEAREST[min(decoding, _MOST)], self._scale**2
         found = []
         for prior, weight, at_s in zip(self._prior_variance, self._weight, self._at_s, strict=True):
             age_s = now_s - at_s[i] if weight[i] else 0.0
@@ -164,28 +167,25 @@ class StepTimes:
 
     def is_strange(self, decoding: int, k: int) -> bool:
         """Whether nothing like this step, and nothing within an octave or two of it, has been seen."""
-        left, share = _PLACES[min(decoding, _MOST)]
-        i, j = left + (share > 0.5), self._row[k]
+        i, j = _NEAREST[min(decoding, _MOST)], self._row[k]
         return bool(self._weight[j][i] == 0 and self._prior_variance[j][i] > _STRANGER**2)
 
     def is_known(self, decoding: int, k: int) -> bool:
         """Whether a step like this has been seen at all."""
-        left, share = _PLACES[min(decoding, _MOST)]
-        return bool(self._weight[self._row[k]][left + (share > 0.5)])
+        return bool(self._weight[self._row[k]][_NEAREST[min(decoding, _MOST)]])
 
     def assume(self, decoding: int, k: int, step_s: float) -> None:
         """Takes a step time from elsewhere for a beginning, which the first step of its like outweighs."""
-        j, (left, share) = self._row[k], _PLACES[min(decoding, _MOST)]
-        i = left + (share > 0.5)
+        i, j = _NEAREST[min(decoding, _MOST)], self._row[k]
         self._log[j][i], self._weight[j][i] = math.log(step_s), _ASSUMED_STEPS
         self._lean(self._aged_s, min(decoding, _MOST))
 
     def state(self) -> dict[str, Any]:
         """What is known, as JSON has it: for each K the knots that were seen."""
         cells = [
-            [k, KNOTS[i], self._log[j][i], self._weight[j][i], self._at_s[j][i]]
+            [k, _KNOTS[i], self._log[j][i], self._weight[j][i], self._at_s[j][i]]
             for j, k in enumerate(self._ks)
-            for i in range(len(KNOTS))
+            for i in range(len(_KNOTS))
             if self._weight[j][i]
         ]
         prompts = {"prompt_s": self._prompt_s, "prompt_count": self._prompt_count}
@@ -197,7 +197,7 @@ class StepTimes:
         Raises:
             ValueError: it is no state.
         """
-        place = {b: i for i, b in enumerate(KNOTS)}
+        place = {b: i for i, b in enumerate(_KNOTS)}
         for k, knot, log, weight, at_s in state["cells"]:
             if not (knot in place and math.isfinite(log) and 0 <= weight <= _MOST_STEPS and math.isfinite(at_s)):
                 raise ValueError(f"a step time that is none: {[k, knot, log, weight, at_s]}")
@@ -217,7 +217,7 @@ class StepTimes:
         centre = math.log2(decoding)
         self._weight = [[w * kept if w * kept > _LEAST_WEIGHT else 0.0 for w in row] for row in self._weight]
         points = [
-            Point(KNOTS[i], k, math.exp(self._log[j][i]), _nearness(weight, _OCTAVES[i] - centre))
+            Point(_KNOTS[i], k, math.exp(self._log[j][i]), _nearness(weight, _OCTAVES[i] - centre))
             for j, k in enumerate(self._ks)
             for i, weight in enumerate(self._weight[j])
             if weight
@@ -230,14 +230,14 @@ class StepTimes:
     def _lean_row(self, j: int, k: int, trend: Trend) -> None:
         weights, row, variances = self._weight[j], self._log[j], self._prior_variance[j]
         seen = [i for i, weight in enumerate(weights) if weight]
-        off = {i: row[i] - trend.log_s(KNOTS[i], k) for i in seen}
+        off = {i: row[i] - trend.log_s(_KNOTS[i], k) for i in seen}
         for i, weight in enumerate(weights):
             if not weight:
-                nearest = min(seen, key=lambda s: abs(_OCTAVES[s] - _OCTAVES[i]), default=None)
-                row[i] = trend.log_s(KNOTS[i], k)
+                nearest = min(seen, key=_APART[i].__getitem__, default=None)
+                row[i] = trend.log_s(_KNOTS[i], k)
                 variances[i] = _STRANGE**2
                 if nearest is not None:
-                    octaves = abs(_OCTAVES[nearest] - _OCTAVES[i])
+                    octaves = _APART[i][nearest]
                     row[i] += off[nearest] * math.exp(-octaves / 2)
                     variances[i] = min(_FAR, _NEAR + _PER_OCTAVE * octaves) ** 2
 

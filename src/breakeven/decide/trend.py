@@ -48,7 +48,7 @@ def fit_trend(points: Sequence[Point], ks: Sequence[int], batch: int) -> Trend:
 
     Args:
         points: one or more.
-        ks: all K that there are; each has a guess at `batch`, drawn from the weightiest point.
+        ks: all K that there are; each has a guess at the batch of the weightiest point, drawn from it.
         batch: the present one.
     """
     best = max(points, key=lambda point: point.weight)

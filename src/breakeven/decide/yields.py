@@ -6,7 +6,7 @@ equal p; per position as in TurboSpec, arXiv 2406.14066). Position 1 is counted 
 n-gram drafter that finds nothing for half of them has its p₁ halved, which is what throughput sees.
 
 Forgetting is discounting (A. Garivier and E. Moulines, ALT 2011): the weight of what was seen halves in
-`HALF_LIFE_S` and never exceeds `MOST_DRAFTS`, so that a busy server follows its mix of prompts within seconds. The
+`_HALF_LIFE_S` and never exceeds `_MOST_DRAFTS`, so that a busy server follows its mix of prompts within seconds. The
 estimate stays where it was while its weight goes: what was last known is the best guess, and its doubt says to look.
 """
 
@@ -16,11 +16,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["HALF_LIFE_S", "MOST_DRAFTS", "Yields"]
+__all__ = ["Yields"]
 
 #: Tuned on the simulator's tuning seeds (docs/policy.md).
-HALF_LIFE_S = 45.0
-MOST_DRAFTS = 3000.0
+_HALF_LIFE_S = 45.0
+_MOST_DRAFTS = 3000.0
 #: A drafter never seen: about what EAGLE-3 heads and n-grams reach, with the weight of one draft.
 _FIRST_GUESS, _GUESS_WEIGHT = 0.6, 1.0
 #: Drafts of one request resemble each other: their variance counts twice.
@@ -47,9 +47,9 @@ class Yields:
         tried = drafts
         for i in range(k):
             hits = accepted[i] if i < len(accepted) else 0
-            weight = self._weight[i] * 0.5 ** ((now_s - self._at_s[i]) / HALF_LIFE_S) + tried
+            weight = self._weight[i] * 0.5 ** ((now_s - self._at_s[i]) / _HALF_LIFE_S) + tried
             self._p[i] = min(1.0, self._p[i] + (hits - tried * self._p[i]) / weight)
-            self._weight[i] = weight if weight < MOST_DRAFTS else MOST_DRAFTS
+            self._weight[i] = weight if weight < _MOST_DRAFTS else _MOST_DRAFTS
             self._at_s[i] = now_s
             if not hits:
                 return
@@ -59,10 +59,6 @@ class Yields:
     def first(self) -> float:
         """The believed chance of the first position."""
         return self._p[0]
-
-    def positions(self) -> list[float]:
-        """The believed chance of each position."""
-        return list(self._p)
 
     def tokens(self) -> list[float]:
         """Tokens a step and request for drafts of 0, 1, …, most_k tokens."""
@@ -78,21 +74,18 @@ class Yields:
         found = []
         for p, weight, at_s in zip(self._p, self._weight, self._at_s, strict=True):
             age_s = now_s - at_s
-            left = weight * 0.5 ** (age_s / HALF_LIFE_S)
+            left = weight * 0.5 ** (age_s / _HALF_LIFE_S)
             variance = _OVERDISPERSION * (p * (1 - p) + 0.01) / (left + 1.0) + _WANDERS_PER_S * age_s
             found.append(min(_MOST_VARIANCE, variance))
         return found
 
-    def slopes(self, tokens: Sequence[float]) -> list[list[float]]:
-        """For drafts of 0, 1, … tokens: how the logarithm of `tokens` grows with the chance of each position."""
-        return [
-            [(tokens[k] - tokens[i]) / (max(p, 0.02) * tokens[k]) if i < k else 0.0 for i, p in enumerate(self._p)]
-            for k in range(len(tokens))
-        ]
+    def slopes(self, tokens: Sequence[float], k: int) -> list[float]:
+        """How the logarithm of `tokens` of `k` drafted ones grows with the chance of each position."""
+        return [(tokens[k] - tokens[i]) / (max(p, 0.02) * tokens[k]) if i < k else 0.0 for i, p in enumerate(self._p)]
 
     def state(self) -> dict[str, Any]:
         """All of it, as JSON has it; ages are kept by `now_s` of the policy."""
-        return {"p": self._p, "weight": self._weight, "at_s": self._at_s}
+        return {"p": list(self._p), "weight": list(self._weight), "at_s": list(self._at_s)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes a state over.
