@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     add("--profile", metavar="KIND:…", help="a load that varies: constant:8, ramp:1:64, step, day, burst, trace:FILE")
     add("--policy", dest="policies", type=_names, metavar="NAME,…", help="who compete there (off,on,table,auto)")
     add("--mix", metavar="KINDS:S,…", help="kinds of prompts by turns there: code+json:120,chat:120")
-    add("--max-tokens", type=count, metavar="N", help="the longest answer (512)")
+    add("--max-tokens", type=count, metavar="N", help="the longest answer (512; with --profile 256)")
     add("--duration", dest="duration_s", type=seconds, metavar="TIME", help="a level's window lasts so long")
     add("--precision", type=share, metavar="SHARE", help="else it ends when the interval is within this share (0.05)")
     add("--prompts", metavar="FILE|random:N", help="their kinds have an acceptance each")

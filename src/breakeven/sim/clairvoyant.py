@@ -7,8 +7,6 @@ pays too; it may only switch between ticks, a quarter of a second, in which no l
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from breakeven.sim.worlds import TICK_S, World
@@ -20,8 +18,7 @@ _LEVELS = 9
 
 def static_tokens(world: World) -> dict[int, float]:
     """The expected tokens of each K, kept from beginning to end."""
-    fresh = {k: 1.0 - (0.0 if k else world.switching.stale_share) for k in world.ks}
-    return {k: float(world.tokens_per_s(k, fresh[k]).sum() * TICK_S) for k in world.ks}
+    return {k: float(world.tokens_per_s(k).sum() * TICK_S) for k in world.ks}
 
 
 def best_tokens(world: World) -> float:
@@ -29,10 +26,8 @@ def best_tokens(world: World) -> float:
     switching, ks = world.switching, world.ks
     levels = np.linspace(0, 1, _LEVELS) if switching.stale_share else np.zeros(1)
     # Tokens of a tick by tick, K and level; what a switch to a K costs then, in tokens.
-    tokens = np.stack(
-        [np.stack([world.tokens_per_s(k, 1 - switching.stale_share * z) * TICK_S for z in levels], axis=1) for k in ks],
-        axis=1,
-    )
+    fresh = 1 - switching.stale_share * levels
+    tokens = np.stack([world.tokens_per_s(k, fresh).T * TICK_S for k in ks], axis=1)
     costs = tokens * (switching.switch_ms / 1e3 / TICK_S)
     moves = [_moves(world, k, levels) for k in ks]
     value = np.zeros((len(ks), len(levels)))
@@ -50,9 +45,6 @@ def _moves(world: World, k: int, levels: np.ndarray) -> tuple[np.ndarray, np.nda
     """Where a tick of `k` takes each level of staleness: the levels below and above, and how far between."""
     if len(levels) == 1:
         return np.zeros(1, int), np.zeros(1, int), np.zeros(1)
-    after = levels * math.exp(-TICK_S / world.switching.stale_s)
-    if not k:
-        after = 1 - (1 - levels) * math.exp(-TICK_S / world.switching.GETTING_STALE_S)
-    place = after * (len(levels) - 1)
+    place = world.switching.staler(levels, k, TICK_S) * (len(levels) - 1)
     left = np.minimum(place.astype(int), len(levels) - 2)
     return left, left + 1, place - left

@@ -78,7 +78,7 @@ def simulate_command(options: SimulateOptions, *, version: str) -> Simulation:
         UsageError: a model, a run, prompts or a K can't be used, or a directory is taken; nothing has been written.
     """
     model, prompts = _model(options), load_prompts(options.prompts, options.kinds, seed=options.seed)
-    ks = options.ks or (tuple(model.steps.ks) if isinstance(model.steps, TableSteps) else _DEFAULT_KS)
+    ks = _ks(options, model)
     if len(set(ks)) < len(ks):
         raise UsageError(f"--k {' '.join(map(str, ks))}: each K once")
     for k in ks:
@@ -97,9 +97,12 @@ def contest_command(options: SimulateOptions, contest: ContestOptions, *, versio
         UsageError: something that was asked for can't be.
     """
     model, prompts = _model(options), load_prompts(options.prompts, options.kinds, seed=options.seed)
-    if not options.ks and isinstance(model.steps, TableSteps):
-        contest = msgspec.structs.replace(contest, ks=tuple(model.steps.ks))
+    contest = msgspec.structs.replace(contest, ks=_ks(options, model))
     return hold_contest(contest, model, prompts, version=version)
+
+
+def _ks(options: SimulateOptions, model: EngineModel) -> tuple[int, ...]:
+    return options.ks or (tuple(model.steps.ks) if isinstance(model.steps, TableSteps) else _DEFAULT_KS)
 
 
 def _model(options: SimulateOptions) -> EngineModel:

@@ -24,7 +24,7 @@ from breakeven.sim.loads import path_of
 from breakeven.sim.mixes import Mix, Phase, read_mix
 from breakeven.sim.model import EngineModel
 from breakeven.sim.ride import Ride, ride
-from breakeven.sim.run import Arm, manifest_of, write_run
+from breakeven.sim.run import Arm, manifest_of, uncollected, write_run
 from breakeven.sim.truth import true_acceptance_length
 
 __all__ = ["Contest", "ContestOptions", "Entry", "hold_contest", "table_of"]
@@ -96,32 +96,29 @@ def hold_contest(options: ContestOptions, model: EngineModel, prompts: PromptSet
     mix = Mix(prompts, phases)
     path = path_of(options.profile, options.duration_s, _TICK_S)
     table = table_of(model, prompts, ks, options.max_tokens, int(path.max()))
-    for name in options.policies:
-        _policy(name, ks, table)
-        if options.output is not None:
-            check_vacant(options.output / _directory(name))
+    policies = {name: _policy(name, ks, table) for name in options.policies}
+    if options.output is not None:
+        _check_places(options.output, options.policies)
 
     def run(choose: ChooseK, *, drafter: bool = True) -> Ride:
-        return ride(
-            model,
-            path,
-            _TICK_S,
-            Mix(prompts, phases),
-            choose,
-            most_k=ks[-1],
-            max_tokens=options.max_tokens,
-            drafter=drafter,
-            seed=options.seed,
-        )
+        with uncollected():
+            return ride(
+                model,
+                path,
+                _TICK_S,
+                Mix(prompts, phases),
+                choose,
+                most_k=ks[-1],
+                max_tokens=options.max_tokens,
+                drafter=drafter,
+                seed=options.seed,
+            )
 
-    statics = {k: run(_always(k)).tokens for k in ks}
-    if 0 in ks:
-        statics[0] = run(_always(0), drafter=False).tokens
+    statics = {k: run(_always(k), drafter=k > 0).tokens for k in ks}
     best_static = max(statics, key=statics.__getitem__)
     knowing = run(_knowing(model, mix, ks, options.max_tokens)).tokens
     entries = []
-    for name in options.policies:
-        policy = _policy(name, ks, table)
+    for name, policy in policies.items():
         found = run(policy.choose, drafter=name != "off")
         entries.append(_entry(name, policy, found, options, statics[best_static], knowing))
         if options.output is not None:
@@ -138,7 +135,7 @@ def hold_contest(options: ContestOptions, model: EngineModel, prompts: PromptSet
 
 def table_of(model: EngineModel, prompts: PromptSet, ks: Sequence[int], max_tokens: int, most: int) -> Schedule:
     """The best K at each batch in the long run, for this model and these prompts: what `tune` is to find."""
-    tokens = {k: _tokens_a_step(model, prompts, k, max_tokens) for k in ks}
+    tokens = _tokens_a_step(model, prompts, ks, max_tokens)
     ranges: list[Range] = []
     for batch in range(1, most + 1):
         k = _best(model, tokens, batch)
@@ -153,8 +150,8 @@ def _best(model: EngineModel, tokens: dict[int, float], batch: int) -> int:
     return max(tokens, key=lambda k: tokens[k] / model.step_ms(batch, k, drafter=True))
 
 
-def _tokens_a_step(model: EngineModel, prompts: PromptSet, k: int, max_tokens: int) -> float:
-    return true_acceptance_length(model, prompts, k=k, max_tokens=max_tokens) if k else 1.0
+def _tokens_a_step(model: EngineModel, prompts: PromptSet, ks: Sequence[int], max_tokens: int) -> dict[int, float]:
+    return {k: true_acceptance_length(model, prompts, k=k, max_tokens=max_tokens) for k in ks}
 
 
 def _always(k: int) -> ChooseK:
@@ -164,7 +161,7 @@ def _always(k: int) -> ChooseK:
 def _knowing(model: EngineModel, mix: Mix, ks: Sequence[int], max_tokens: int) -> ChooseK:
     """The best K at each step, by the model itself: a simulated engine switches for nothing, so that greed is best."""
     tokens = [
-        {k: _tokens_a_step(model, PromptSet(source="mix", prompts=mix.prompts_of(i)), k, max_tokens) for k in ks}
+        _tokens_a_step(model, PromptSet(source="mix", prompts=mix.prompts_of(i)), ks, max_tokens)
         for i in range(len(mix.phases))
     ]
     known: dict[tuple[int, int], int] = {}
@@ -210,6 +207,20 @@ def _entry(name: str, policy: Policy, found: Ride, options: ContestOptions, best
     )
 
 
+def _check_places(output: Path, names: Sequence[str]) -> None:
+    """Each policy has a directory of its own, which is free.
+
+    Raises:
+        UsageError: it is not, or two policies would share one.
+    """
+    places: dict[str, str] = {}
+    for name in names:
+        check_vacant(output / _directory(name))
+        other = places.setdefault(_directory(name), name)
+        if other != name:
+            raise UsageError(f"--policy {other} and {name} would both be written to {_directory(name)}: rename a file")
+
+
 def _directory(name: str) -> str:
     kind, _, rest = name.partition(":")
     return name.replace(":", "") if kind == "fixed" else f"{kind}-{Path(rest).stem}" if rest else name
@@ -222,8 +233,7 @@ def _write(
     directory = options.output / _directory(name)
     conditions = Conditions(prompts, StopRule(duration_s=options.duration_s), seed=options.seed)
     flags = msgspec.to_builtins(options, enc_hook=str)
-    arm = Arm(model, 0 if name == "off" else max(options.ks))
-    manifest = manifest_of(_directory(name), arm, [found.level.plan], conditions, flags, version=version)
-    manifest.target["config"]["k"] = name
+    manifest = manifest_of(_directory(name), Arm(model, 0), [found.level.plan], conditions, flags, version=version)
+    manifest.target["config"]["k"] = name  # whoever chose it, not a number
     write_run(directory, manifest, [found.level], found.requests)
     write_json(directory / SUMMARY, summarize(Run(manifest, found.requests, [found.level], None)))

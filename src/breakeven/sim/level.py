@@ -7,7 +7,7 @@ an `Engine`, and the clock is the virtual loop's. Nothing of ramp, window and dr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from breakeven.clock import VirtualClock, VirtualLoop
@@ -23,7 +23,7 @@ from breakeven.records import ClientCost, EngineSample, LevelPlan, LevelRecord, 
 from breakeven.sim.batch import Job, Tally
 from breakeven.sim.engine import Engine
 
-__all__ = ["Conditions", "record_of", "run_level"]
+__all__ = ["Conditions", "no_cost", "record_of", "run_level"]
 
 _SAMPLE_EVERY_S = 1.0
 #: An open loop whose backlog only grows ends somewhere.
@@ -119,8 +119,6 @@ class _Driver:
 
     def level(self, plan: LevelPlan, times: LevelTimes) -> LevelRecord:
         """The level's record, once it is over."""
-        wall_s = (times.ended_ns - times.started_ns) / 1e9
-        chunks = sum(record.chunks for record in self.records)
         return LevelRecord(
             plan=plan,
             started_ns=times.started_ns,
@@ -129,7 +127,7 @@ class _Driver:
             ended_ns=times.ended_ns,
             ended_by=times.ended_by,
             ramp_limited=times.ramp_limited,
-            client=ClientCost(cpu_s=0.0, wall_s=wall_s, chunks=chunks, lag_ms={"p50": 0.0, "p99": 0.0, "max": 0.0}),
+            client=no_cost(times.ended_ns - times.started_ns, self.records),
             samples=self._samples,
             counters=self._closed.counters(self._opened),
             spec=self._closed.spec(self._opened),
@@ -197,6 +195,12 @@ class _Driver:
             ArrivalTable([*ended, *running]), opened_ns, self._clock.now_ns(), latency_ns
         )
         return interval is not None and (interval.high - interval.low) / 2 <= precision * value
+
+
+def no_cost(wall_ns: int, records: Sequence[RequestRecord]) -> ClientCost:
+    """What a client in virtual time costs."""
+    chunks = sum(record.chunks for record in records)
+    return ClientCost(cpu_s=0.0, wall_s=wall_ns / 1e9, chunks=chunks, lag_ms={"p50": 0.0, "p99": 0.0, "max": 0.0})
 
 
 def record_of(job: Job, number: int, end_ns: int, due_ns: int | None) -> RequestRecord:

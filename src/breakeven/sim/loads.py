@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from breakeven.errors import UsageError
 
-__all__ = ["path_of", "read_path"]
+__all__ = ["path_of"]
 
 FloatArray = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ def path_of(profile: str, seconds: float, tick_s: float) -> NDArray[np.int64]:
     kind, _, rest = profile.partition(":")
     times: FloatArray = np.arange(max(1, math.ceil(seconds / tick_s)), dtype=np.float64) * tick_s
     if kind == "trace" and rest:
-        return read_path(Path(rest), times)
+        return _read_path(Path(rest), times)
     try:
         low, high, period_s = _numbers(kind, [float(part) for part in rest.split(":")], seconds)
     except ValueError:
@@ -60,10 +60,11 @@ def _numbers(kind: str, numbers: list[float], seconds: float) -> tuple[float, fl
         (low,), high, period_s = numbers, numbers[0], seconds
     elif kind == "ramp":
         (low, high), period_s = numbers, seconds
+    elif kind in _PERIODS_S:
+        low, high, *rest = numbers
+        (period_s,) = rest or [_PERIODS_S[kind] or seconds]
     else:
-        low, high, period_s = (*numbers, _PERIODS_S[kind] or seconds)[:3] if kind in _PERIODS_S else ()
-        if len(numbers) > 3:
-            raise ValueError(numbers)
+        raise ValueError(kind)
     if not (1 <= low <= high <= _MOST and 0 < period_s < math.inf):
         raise ValueError(numbers)
     return low, high, period_s
@@ -82,7 +83,7 @@ def _height(kind: str, times: FloatArray, seconds: float, period_s: float) -> Fl
     return np.zeros_like(times)
 
 
-def read_path(path: Path, times: FloatArray) -> NDArray[np.int64]:
+def _read_path(path: Path, times: FloatArray) -> NDArray[np.int64]:
     """The requests in flight that a file says, at each of `times` (seconds); it begins anew where it ends.
 
     Raises:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from breakeven.decide.observed import Observation
 from breakeven.load.plan import PlannedRequest
-from breakeven.records import ClientCost, LevelPlan, LevelRecord, RequestRecord
+from breakeven.records import LevelPlan, LevelRecord, RequestRecord
 from breakeven.sim.batch import Job
 from breakeven.sim.engine import ChooseK, Engine
-from breakeven.sim.level import record_of
+from breakeven.sim.level import no_cost, record_of
 from breakeven.sim.machine import Machine
 from breakeven.sim.mixes import Mix
 from breakeven.sim.model import EngineModel
@@ -85,13 +85,9 @@ def ride(
     tokens = engine.tally().tokens
     for job, number in running.items():
         records.append(record_of(job, number, now_ns, None))
-    return Ride(tokens, watch.switches, watch.k_seconds, _level(plan, now_ns, records), records)
-
-
-def _level(plan: LevelPlan, ended_ns: int, records: list[RequestRecord]) -> LevelRecord:
-    chunks = sum(record.chunks for record in records)
-    client = ClientCost(cpu_s=0.0, wall_s=ended_ns / 1e9, chunks=chunks, lag_ms={"p50": 0.0, "p99": 0.0, "max": 0.0})
-    return LevelRecord(plan=plan, started_ns=0, ended_ns=ended_ns, ended_by="duration", client=client)
+    client = no_cost(now_ns, records)
+    level = LevelRecord(plan=plan, started_ns=0, ended_ns=now_ns, ended_by="duration", client=client)
+    return Ride(tokens, watch.switches, watch.k_seconds, level, records)
 
 
 class _Watch:

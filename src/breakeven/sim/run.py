@@ -21,7 +21,7 @@ from breakeven.sim.level import Conditions, run_level
 from breakeven.sim.machine import Machine
 from breakeven.sim.model import EngineModel
 
-__all__ = ["Arm", "LevelRun", "manifest_of", "simulate", "simulate_pair", "simulate_turns", "write_run"]
+__all__ = ["Arm", "LevelRun", "manifest_of", "simulate", "simulate_pair", "simulate_turns", "uncollected", "write_run"]
 
 
 class Arm(NamedTuple):
@@ -110,14 +110,14 @@ def simulate_turns(
         return runs
 
     try:
-        with _uncollected():
+        with uncollected():
             return loop.run_until_complete(run_all())
     finally:
         loop.close()
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """No garbage collection, which would look through millions of arrivals again and again: a fifth of the time."""
     was_on = gc.isenabled()
     gc.disable()

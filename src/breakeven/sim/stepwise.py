@@ -6,14 +6,13 @@ is some 20 µs a step, so that an hour of a server takes a second or two.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from breakeven.decide.observed import Observation, Step
-from breakeven.sim.worlds import TICK_S, Switching, World
+from breakeven.sim.worlds import TICK_S, World
 
 __all__ = ["Life", "live"]
 
@@ -58,18 +57,12 @@ def live(world: World, choose: Callable[[Observation], int], *, seed: int = 0) -
         prompts += given / world.prompt_tokens
         step_s = length_ms / 1e3
         if switching.stale_share:
-            stale = _staler(switching, stale, k, step_s)
+            stale = switching.staler(stale, k, step_s)
         last = Step(round(now_s * 1e9), round(step_s * 1e9), batch, k, batch if k else 0, accepted, 100 * reads)
         now_s += step_s
         before = k
         steps += 1
     return Life(tokens, now_s, steps, switches)
-
-
-def _staler(switching: Switching, stale: float, k: int, step_s: float) -> float:
-    if k:
-        return stale * math.exp(-step_s / switching.stale_s)
-    return 1 - (1 - stale) * math.exp(-step_s / switching.GETTING_STALE_S)
 
 
 class _Draws:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ __all__ = ["TICK_S", "Switching", "World", "random_world"]
 TICK_S = 0.25
 
 FloatArray = NDArray[np.float64]
+_Number = TypeVar("_Number", float, FloatArray)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ class Switching:
 
     #: The time constant of getting stale, in seconds.
     GETTING_STALE_S = 1.0
+
+    def staler(self, stale: _Number, k: int, seconds: float) -> _Number:
+        """How stale the drafter is after so long with drafts of `k` tokens; one number, or many."""
+        if k:
+            return stale * math.exp(-seconds / self.stale_s)
+        return 1 - (1 - stale) * math.exp(-seconds / self.GETTING_STALE_S)
 
 
 @dataclass(frozen=True)
@@ -82,11 +90,14 @@ class World:
         return self.engine.step_ms(batch, k, drafter=True)
 
     def tokens_per_s(self, k: int, fresh: FloatArray | float = 1.0) -> FloatArray:
-        """The expected rate at each tick with drafts of `k` tokens, of which a share `fresh` has a chance at all."""
-        tokens = 1 + fresh * self.survival[:, :k].sum(axis=1)
-        lengths = {int(b): self.step_ms(int(b), k) for b in np.unique(self.batches)}
-        steps_ms = np.array([lengths[int(b)] for b in self.batches]) * self.slowness * self.tail_mean
-        given = self.batches * tokens
+        """The expected rate at each tick with drafts of `k` tokens, of which a share `fresh` has a chance at all.
+
+        Of an array of shares the rates have the shape (shares, ticks).
+        """
+        batches, places = np.unique(self.batches, return_inverse=True)
+        lengths = np.array([self.step_ms(int(batch), k) for batch in batches])
+        steps_ms = lengths[places] * self.slowness * self.tail_mean
+        given = self.batches * (1 + np.multiply.outer(fresh, self.survival[:, :k].sum(axis=1)))
         rates: FloatArray = given / (steps_ms + given * self.prompt_ms / self.prompt_tokens) * 1e3
         return rates
 
