@@ -186,12 +186,7 @@ def take_turns(
 
 
 def _is_precise(ratio: Ratio | NoRatio, precision: float) -> bool:
-    return isinstance(ratio, Ratio) and _half_width(ratio) <= precision
-
-
-def _half_width(ratio: Ratio) -> float:
-    interval = ratio.interval()
-    return math.log(interval.high / interval.low) / 2
+    return isinstance(ratio, Ratio) and ratio.interval().log_half_width <= precision
 
 
 def _covers(ratio: Ratio | NoRatio, truth: float) -> bool:
@@ -291,7 +286,7 @@ def five_percent(precision: float | None = None) -> Callable[[int], Outcome]:
         assert isinstance(ratio, Ratio)
         return {
             "found": judge({load: ratio})[load].verdict == "faster",
-            "half width <= 2.5 %": _half_width(ratio) <= 0.025,
+            "half width <= 2.5 %": ratio.interval().log_half_width <= 0.025,
         }
 
     return run

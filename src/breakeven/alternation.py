@@ -206,7 +206,10 @@ class Alternation:
 
     def _is_precise(self, arms: Sequence[_Ready], load: LevelPlan) -> bool:
         ratios = self._ratios(arms, load).values()
-        return all(ratio is not None and _half_width(ratio) <= (self._options.precision or 0) for ratio in ratios)
+        return all(
+            ratio is not None and ratio.interval(0.95).log_half_width <= (self._options.precision or 0)
+            for ratio in ratios
+        )
 
     def _ratios(self, arms: Sequence[_Ready], load: LevelPlan) -> dict[str, Ratio | None]:
         """The ratio of each arm's throughput to the reference's so far, None where there is none."""
@@ -346,8 +349,3 @@ class Alternation:
 
 def _at(arm: _Ready, load: LevelPlan) -> list[LevelSummary]:
     return [summary for summary in arm.measurer.summaries if summary.load == load.load]
-
-
-def _half_width(ratio: Ratio) -> float:
-    interval = ratio.interval(0.95)
-    return math.log(interval.high / interval.low) / 2

@@ -114,11 +114,12 @@ class Finding:
 
     def _choose(self) -> Block | Stop:
         """The first block that any of the answers wants; what stopped the last of them where none does."""
-        chosen = [self._next(*names) for names in self._wanted()]
-        blocks = [each for each in chosen if isinstance(each, Block)]
-        if blocks:
-            return blocks[0]
-        stops = [each for each in chosen if isinstance(each, Stop)]
+        stops: list[Stop] = []
+        for names in self._wanted():
+            chosen = self._next(*names)
+            if isinstance(chosen, Block):
+                return chosen
+            stops.append(chosen)
         return next((stop for stop in stops if not stop.reached), stops[-1])
 
     def _wanted(self) -> list[tuple[str, ...]]:

@@ -81,7 +81,7 @@ def measure_and_tune(options: CompareOptions, ask: TuneOptions) -> Outcome:
     variants, left_out = expand(options.arms, ask.ks, ask.vary)
     options = structs.replace(options, arms=tuple((each.name, each.where) for each in variants))
     arms = arm_options(options)
-    if ask.export is not None:
+    if ask.export is not None and all(each.k is not None for each in variants):
         _check_export(ask.export, variants)
     if bench.output is not None:
         check_vacant(bench.output)

@@ -62,7 +62,10 @@ def expand(
             raise UsageError(f"--arm {templates[0][0]} has {_K}: say which draft lengths with --k 0 1 2 3")
         return fixed, []
     if not templates:
-        return (_no_template(fixed, fields), []) if vary else (_in_order(fixed, ks), [])
+        if vary:
+            names = ", ".join(f"--arm {each.name}" for each in fixed) or "no --arm"
+            raise UsageError(f"{names} has no {' and '.join(fields)}: put it where the server gets it")
+        return _in_order(fixed, ks), []
     if len(templates) > 1:
         raise UsageError(f"--arm {templates[0][0]} and --arm {templates[1][0]} are both templates: give one")
     (template,) = templates
@@ -90,12 +93,6 @@ def _check_once(ks: Sequence[int]) -> None:
     for k in ks:
         if list(ks).count(k) > 1:
             raise UsageError(f"--k {k} is given twice: give each draft length once")
-
-
-def _no_template(fixed: Sequence[Variant], fields: Sequence[str]) -> list[Variant]:
-    wanted = " and ".join(fields)
-    names = ", ".join(f"--arm {each.name}" for each in fixed)
-    raise UsageError(f"{names or 'no --arm'} has no {wanted}: put it where the server gets it")
 
 
 def _in_order(fixed: Sequence[Variant], ks: Sequence[int]) -> list[Variant]:

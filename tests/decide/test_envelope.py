@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from breakeven.decide.envelope import EnvelopeRatio, blocks_wanted, envelope_ratio, over_levels
+from breakeven.decide.envelope import EnvelopeRatio, envelope_ratio, over_levels
 from breakeven.decide.ratio import NoRatio, Ratio, paired
+from breakeven.decide.verdict import more_wanted
 from breakeven.measure.stats import FloatArray
 
 NOISE = 0.03
@@ -110,6 +111,6 @@ def test_too_few_blocks_have_no_ratio(blocks: int) -> None:
 
 def test_more_blocks_are_predicted_by_the_root_law() -> None:
     now = EnvelopeRatio(log=0.0, se=0.02, df=1000, lag=0.0, n=8)
-    more = blocks_wanted(now.n, lambda times: now.after(times).half_width <= now.half_width / 2)
+    more = more_wanted(now.n, lambda times: now.after(times).half_width <= now.half_width / 2)
     assert more == pytest.approx(24, abs=2)
-    assert blocks_wanted(now.n, lambda times: now.after(times).interval().low >= 1.01) is None
+    assert more_wanted(now.n, lambda times: now.after(times).interval().low >= 1.01) is None

@@ -98,6 +98,7 @@ def test_a_schedule_for_another_model_is_refused() -> None:
         ({"borders": [{"down": 2}, {"down": 8, "up": 12}]}, "needs down and up"),
         ({"measured_to": -1}, "measured_to must be a number from 0"),
         ({"levels": [{"load": 1, "batch": 1, "k": 0, "rates": {"0": {"value": 0}}}]}, "tokens a second above 0"),
+        ({"levels": [{"load": 1, "batch": 1, "k": 0, "rates": {"0": 12.5}}]}, "need a value each"),
         ({"levels": [{"load": 1, "batch": 1, "k": 0}]}, "'rates' is missing"),
         ({"engine": 7}, "engine must be a text"),
     ],
@@ -273,5 +274,5 @@ def test_the_batch_is_the_engines_own_count_and_the_table_ends_where_the_engine_
     assert tuned.schedule is not None
     assert tuned.schedule.batch_from == "running"
     assert (tuned.schedule.levels[0].batch, tuned.schedule.measured_to) == (6.0, 6.0)
-    assert tuned.schedule.max_batch == 48
+    assert tuned.schedule.ranges[-1].hi == 48
     assert (tuned.schedule.method, tuned.schedule.speculation) == ("ngram", {"method": "ngram"})

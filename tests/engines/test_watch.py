@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import http.server
 import json
 import threading
 
@@ -45,3 +46,26 @@ def test_a_server_that_isnt_there_or_shows_nothing_is_named() -> None:
         pytest.raises(TargetError, match="answered with status 404: is it the metrics page"),
     ):
         watch_in_flight(f"{server.url}/no/metrics", 1.0, print)
+
+
+def test_what_is_watched_is_said_once_however_often_the_server_is_silent() -> None:
+    answers = iter(["vllm:num_requests_running 3\n"])
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = next(answers, None)
+            self.send_response(200 if text else 500)
+            self.send_header("Content-Length", str(len(text or "")))
+            self.end_headers()
+            self.wfile.write((text or "").encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        said: list[str] = []
+        with pytest.raises(TargetError, match="answered with status 500"):
+            watch_in_flight(f"http://127.0.0.1:{server.server_port}", 5.0, said.append, every_s=0.01)
+        server.shutdown()
+    assert len(said) == 1

@@ -14,7 +14,7 @@ from breakeven.decide.schedule import Border, Range, Schedule
 from breakeven.decide.tuned import Tuned, TunedArm, tune
 from breakeven.measure.stats import Interval
 from breakeven.report.schedule import Price, render_tuned, table_words
-from tests.decide.arms import made
+from tests.decide.arms import failing, made
 
 NUMBERS: Mapping[str, Sequence[float]] = {"k0": (10, 10, 10), "k1": (9, 9.5, 11), "k3": (5, 8, 14)}
 
@@ -28,6 +28,19 @@ def tuned() -> Tuned:
         steps = {load: [ms * turn for turn in turns] for load, ms in zip((1.0, 2.0, 4.0), base, strict=True)}
         arms.append(TunedArm(int(name[1:]), 1, None, made(name, steps)))
     return tune(arms, source="runs/x")
+
+
+def test_off_that_failed_at_a_load_is_nothing_to_gain_over() -> None:
+    arms = []
+    for name, base in NUMBERS.items():
+        steps = {
+            load: [ms, ms * 1.01, ms * 0.99, ms, ms * 1.01, ms * 0.99] for load, ms in zip((1, 2, 4), base, strict=True)
+        }
+        failed = {"each": lambda record: failing(record) if record.level >= 12 else record} if name == "k0" else {}
+        arms.append(TunedArm(int(name[1:]), 1, None, made(name, steps, **failed)))
+    found = tune(arms, source="x")
+    assert found.off is None
+    assert "k0 brought nothing at C=4" in " ".join(render_tuned(found, None, "table").split())
 
 
 def with_ranges(tuned: Tuned, *ranges: tuple[int, int, int], batch_from: str = "running") -> Tuned:

@@ -11,16 +11,16 @@ for that; docs/statistics.md has the coverage.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from breakeven.decide.ratio import Method, NoRatio, log_mean, paired
+from breakeven.decide.ratio import NoRatio, log_mean, paired
 from breakeven.decide.student import t_quantile, two_sided_p
 from breakeven.measure.stats import FloatArray, Interval
 
-__all__ = ["EnvelopeRatio", "blocks_wanted", "envelope_ratio", "over_levels"]
+__all__ = ["EnvelopeRatio", "envelope_ratio", "over_levels"]
 
 #: The share of what the chosen arms lag behind the one that leads over all blocks that the lower end allows for. By
 #: simulation, where up to five arms can't be told apart at any of six levels, the geometric mean's interval covers down
@@ -28,8 +28,6 @@ __all__ = ["EnvelopeRatio", "blocks_wanted", "envelope_ratio", "over_levels"]
 _ALLOWED = 0.75
 #: From so many blocks on both halves can hold whole ABBA cycles, in which no arm always comes first.
 _CYCLES_FROM = 4
-#: Beyond so many times what was measured a prediction says nothing.
-_MOST_TIMES = 1000.0
 
 
 class EnvelopeRatio(Struct, frozen=True, kw_only=True):
@@ -41,7 +39,6 @@ class EnvelopeRatio(Struct, frozen=True, kw_only=True):
         lag: by how much, on the log scale, the arms that were chosen may lag behind the best; 0 where one leads.
         n: blocks, or loads.
         best: the arms that were chosen, that of the first half first; one where both halves chose the same.
-        each_s: what one more block would cost in seconds, where that is known.
     """
 
     log: float
@@ -50,7 +47,6 @@ class EnvelopeRatio(Struct, frozen=True, kw_only=True):
     lag: float
     n: int
     best: tuple[str, ...] = ()
-    each_s: float | None = None
 
     @property
     def value(self) -> float:
@@ -60,8 +56,7 @@ class EnvelopeRatio(Struct, frozen=True, kw_only=True):
     @property
     def half_width(self) -> float:
         """Half of the 95 % interval's width on the log scale: 0.03 is about 3 %."""
-        inside = self.interval()
-        return math.log(inside.high / inside.low) / 2
+        return self.interval().log_half_width
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """Student's t interval, its lower end lowered by the allowance for a wrong choice."""
@@ -75,14 +70,8 @@ class EnvelopeRatio(Struct, frozen=True, kw_only=True):
     def after(self, times: float) -> EnvelopeRatio:
         """What it would be after so many times the blocks, if estimate and noise stay what they are."""
         shrunk = math.sqrt(times)
-        return EnvelopeRatio(
-            log=self.log,
-            se=self.se / shrunk,
-            df=self.df * times,
-            lag=self.lag / shrunk,
-            n=round(self.n * times),
-            best=self.best,
-            each_s=self.each_s,
+        return structs.replace(
+            self, se=self.se / shrunk, df=self.df * times, lag=self.lag / shrunk, n=round(self.n * times)
         )
 
 
@@ -90,8 +79,6 @@ def envelope_ratio(
     tuned: Sequence[float],
     static: Mapping[str, Sequence[float]],
     *,
-    method: Method = "pairs",
-    each_s: float | None = None,
     name: str = "the tuned arm",
 ) -> EnvelopeRatio | NoRatio:
     """The tuned arm over the best static one at a load.
@@ -99,8 +86,6 @@ def envelope_ratio(
     Args:
         tuned: its throughput in each block, in their order.
         static: the others' in the same blocks, two arms or more.
-        method: what the blocks are.
-        each_s: how long a block took.
         name: what the tuned arm is called where it failed.
     """
     for arm, rates in static.items():
@@ -110,7 +95,7 @@ def envelope_ratio(
     logs = np.log(np.array([static[arm] for arm in names], dtype=np.float64))
     chosen = _chosen(logs)
     best = logs[chosen, np.arange(logs.shape[1])]
-    ratio = paired(np.exp(best).tolist(), tuned, method=method, names=("the best static arm", name))
+    ratio = paired(np.exp(best).tolist(), tuned, names=("the best static arm", name))
     if isinstance(ratio, NoRatio):
         return ratio
     leader = logs[logs.mean(axis=1).argmax()]
@@ -121,7 +106,6 @@ def envelope_ratio(
         lag=_ALLOWED * max(0.0, float((leader - best).mean())),
         n=ratio.n,
         best=tuple(dict.fromkeys(names[place] for place in chosen)),
-        each_s=each_s,
     )
 
 
@@ -140,20 +124,6 @@ def over_levels(ratios: Sequence[EnvelopeRatio]) -> EnvelopeRatio:
         lag=float(np.mean([ratio.lag for ratio in ratios])),
         n=len(ratios),
     )
-
-
-def blocks_wanted(n: int, passes: Callable[[float], bool]) -> int | None:
-    """How many more blocks than `n` it takes, if `passes` says whether so many times `n` are enough.
-
-    None where no bearable number is.
-    """
-    times, most = 1.0, _MOST_TIMES
-    if not passes(most):
-        return None
-    while most / times > 1.01:
-        middle = math.sqrt(times * most)
-        times, most = (times, middle) if passes(middle) else (middle, most)
-    return max(1, math.ceil(n * (most - 1)))
 
 
 def _chosen(logs: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

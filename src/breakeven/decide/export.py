@@ -13,10 +13,9 @@ from typing import Any, Literal, NamedTuple
 from breakeven.decide.schedule import Schedule
 from breakeven.errors import UsageError
 
-__all__ = ["ENGINES", "Engine", "Exported", "check_shapes", "export", "export_for"]
+__all__ = ["Engine", "Exported", "check_shapes", "export", "export_for"]
 
 Engine = Literal["vllm", "sglang", "tensorrt-llm", "json"]
-ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "tensorrt-llm", "json")
 
 #: Stands where nobody told what the engine needs.
 _UNKNOWN = "…"

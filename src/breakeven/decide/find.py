@@ -150,10 +150,11 @@ def _narrower(found: BreakEven, search: Search, pace: Pace) -> Block | Stop | No
     if not sure or len(sure) < len(found.crossings):
         return None
     widest = max(sure, key=_width)
+    if nearer := closer(_middle(widest), found.loads, search.precision):
+        return nearer
     if max(_width(widest), _steady_width(found, widest)) <= search.precision:
-        narrow = Stop("the interval is as narrow as asked for", True)
-        return closer(_middle(widest), found.loads, search.precision) or _surer(found, widest) or narrow
-    return closer(_middle(widest), found.loads, search.precision) or best(
+        return _surer(found, widest) or Stop("the interval is as narrow as asked for", True)
+    return best(
         _places(found, widest),
         lambda load, turns: _width_after(found, widest, load, turns),
         _width(widest),
@@ -207,7 +208,7 @@ def _width_after(found: BreakEven, crossing: Crossing, load: int, turns: int) ->
     ratios[load] = structs.replace(found.ratios[0], log=log, se=spread / math.sqrt(n), df=_df(n), n=n)
     near = _around(sorted(ratios), least, most)
     zeros = Curve(tuple(near), tuple(ratios[each] for each in near)).zeros(least, most)
-    return math.log(zeros.high / zeros.low) / 2 if zeros else 0.0
+    return zeros.log_half_width if zeros else 0.0
 
 
 def _steady_width(found: BreakEven, crossing: Crossing) -> float:
@@ -218,7 +219,7 @@ def _steady_width(found: BreakEven, crossing: Crossing) -> float:
     each = zip(found.ratios, _spreads(found.ratios, _POOLED_AT_END), strict=True)
     ratios = tuple(structs.replace(ratio, se=spread / math.sqrt(ratio.n)) for ratio, spread in each)
     zeros = Curve(found.loads, ratios).zeros(least, most)
-    return math.log(zeros.high / zeros.low) / 2 if zeros else 0.0
+    return zeros.log_half_width if zeros else 0.0
 
 
 def _around(loads: Sequence[float], least: float, most: float) -> list[float]:

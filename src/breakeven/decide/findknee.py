@@ -63,7 +63,7 @@ def _narrower_knee(means: Mapping[int, LogMean], search: Search, pace: Pace) -> 
     # Throughput bends most at the knee.
     if nearer := closer(found.load, list(means), search.precision / 2):
         return nearer
-    now = _knee_width(means)
+    now = found.ci95.log_half_width
     if now <= search.precision:
         return Stop("the interval is as narrow as asked for", True)
     wanted = (found.ci95.low, math.sqrt(found.ci95.low * found.load), found.load, found.ci95.high)
@@ -82,7 +82,7 @@ def _narrower_knee(means: Mapping[int, LogMean], search: Search, pace: Pace) -> 
 
 def _knee_width(means: Mapping[int, LogMean]) -> float:
     found = knee({float(load): mean for load, mean in means.items()})
-    return math.log(found.ci95.high / found.ci95.low) / 2 if found.ci95 else math.inf
+    return found.ci95.log_half_width if found.ci95 else math.inf
 
 
 def _knee_width_after(means: Mapping[int, LogMean], load: int, turns: int) -> float:

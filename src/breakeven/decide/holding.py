@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from breakeven.decide.envelope import EnvelopeRatio, blocks_wanted, over_levels
+from breakeven.decide.envelope import EnvelopeRatio, over_levels
 from breakeven.decide.ratio import NoRatio
-from breakeven.decide.verdict import SIGNIFICANCE, holm
+from breakeven.decide.verdict import SIGNIFICANCE, holm, more_wanted
 from breakeven.measure.stats import Interval
 
 __all__ = ["AtLevel", "Holding", "LevelState", "Outcome", "holding"]
@@ -146,7 +146,7 @@ def _state(ratio: EnvelopeRatio, p_holm: float, margin: float) -> LevelState:
 
 
 def _finer(ratio: EnvelopeRatio, margin: float) -> int | None:
-    return blocks_wanted(ratio.n, lambda times: ratio.after(times).half_width <= margin)
+    return more_wanted(ratio.n, lambda times: ratio.after(times).half_width <= margin)
 
 
 def _outcome(found: _Loads) -> Outcome:
@@ -204,7 +204,7 @@ def _surer(found: _Loads) -> int | None:
     def passes(times: float) -> bool:
         return over_levels([ratio.after(times) for ratio in found.ratios]).interval().low >= 1 - found.margin
 
-    return blocks_wanted(min(ratio.n for ratio in found.ratios), passes)
+    return more_wanted(min(ratio.n for ratio in found.ratios), passes)
 
 
 def _more(found: _Loads, blocks: Sequence[int | None]) -> str:

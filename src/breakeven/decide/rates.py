@@ -11,7 +11,7 @@ from typing import NamedTuple
 from breakeven.decide.atload import arm_at_load
 from breakeven.decide.likeness import common_loads, lengths_compared
 from breakeven.decide.ratio import LogMean, Method, NoRatio, Ratio, log_mean, paired, unpaired
-from breakeven.decide.turns import ArmRun, Turn, geometric_mean, how_measured, mean_rate, turns_of, whole
+from breakeven.decide.turns import ArmRun, Turn, blocks_of, geometric_mean, how_measured, mean_rate, turns_of, whole
 
 __all__ = ["LoadRates", "load_rates"]
 
@@ -79,14 +79,6 @@ def _at_load(load: float, turns: Mapping[str, Sequence[Turn]], method: Method) -
         means = {arm: mean_rate(own, arm) for arm, own in turns.items()}
         alone = {arm: geometric_mean([turn.rate for turn in own]) for arm, own in turns.items()}
         return LoadRates(load, batch, {}, means, method, name, alone)
-    rates = _shared(turns)
+    blocks = blocks_of(turns)
+    rates = {arm: tuple(block[arm].rate for block in blocks) for arm in turns}
     return LoadRates(load, batch, rates, {arm: log_mean(own) for arm, own in rates.items()}, method, name)
-
-
-def _shared(turns: Mapping[str, Sequence[Turn]]) -> dict[str, tuple[float, ...]]:
-    """The rates of the turns that all arms finished, in the order of their numbers."""
-    by_number = {
-        arm: {turn.level.plan.run: turn.rate for turn in own if turn.is_finished} for arm, own in turns.items()
-    }
-    numbers = sorted(set.intersection(*map(set, by_number.values())))
-    return {arm: tuple(own[number] for number in numbers) for arm, own in by_number.items()}

@@ -119,11 +119,6 @@ class Schedule:
         """The largest draft length in the table."""
         return max(each.k for each in self.ranges)
 
-    @property
-    def max_batch(self) -> int:
-        """The end of the last range."""
-        return self.ranges[-1].hi
-
     def k_at(self, batch: int) -> int:
         """The draft length for a batch, by the table alone."""
         return self.ranges[self.range_at(batch)].k
@@ -249,6 +244,8 @@ def _border(found: Any) -> Border:
 def _level(found: Any) -> Level:
     if not isinstance(found, dict):
         raise ValueError(f"{json.dumps(found)} needs load, batch, k and rates")
+    if not all(isinstance(rate, dict) for rate in dict(found["rates"]).values()):
+        raise ValueError(f"the rates {json.dumps(found['rates'])} need a value each, with low and high where known")
     rates = {
         int(k): Rate(*(_number_or_none(rate.get(name), name) for name in ("value", "low", "high")))  # type: ignore[arg-type]
         for k, rate in dict(found["rates"]).items()

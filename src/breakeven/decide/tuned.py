@@ -169,7 +169,7 @@ def tune(
         levels=tuple(_level(level, ordered, ground, choice, gains) for level in levels),
         schedule=None if choice.why_not else _schedule(ground, choice, limit, source),
         why_not=choice.why_not,
-        off=next((arm.name for arm in ordered if arm.k == 0), None),
+        off=next((arm.name for arm in ground.arms if arm.k == 0), None),
         on=_best_on(ground),
         is_cross_fitted=tuned is not None,
         limit=limit,

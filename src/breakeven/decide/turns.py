@@ -23,6 +23,7 @@ __all__ = [
     "Decoding",
     "How",
     "Turn",
+    "blocks_of",
     "decoding",
     "geometric_mean",
     "how_measured",
@@ -123,6 +124,13 @@ def pairs(reference: Sequence[Turn], other: Sequence[Turn]) -> list[tuple[Turn, 
         for turn in reference
         if turn.is_finished and turn.level.plan.run in partners
     ]
+
+
+def blocks_of(turns: Mapping[str, Sequence[Turn]]) -> list[dict[str, Turn]]:
+    """Turns of the same number, by arm and in their order, where every arm has finished its own."""
+    by_arm = {arm: {turn.level.plan.run: turn for turn in own if turn.is_finished} for arm, own in turns.items()}
+    common = set.intersection(*map(set, by_arm.values()))
+    return [{arm: own[number] for arm, own in by_arm.items()} for number in sorted(common)]
 
 
 def mean_rate(turns: Sequence[Turn], whose: str) -> LogMean | NoRatio:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from msgspec import Struct
@@ -11,7 +11,7 @@ from msgspec import Struct
 from breakeven.decide.ratio import NoRatio, Ratio
 from breakeven.decide.student import t_quantile
 
-__all__ = ["DELTA", "SIGNIFICANCE", "Judgement", "Longer", "Verdict", "holm", "judge", "longer"]
+__all__ = ["DELTA", "SIGNIFICANCE", "Judgement", "Longer", "Verdict", "holm", "judge", "longer", "more_wanted"]
 
 Verdict = Literal["same", "faster", "slower", "undecided"]
 K = TypeVar("K", bound=Hashable)
@@ -22,7 +22,7 @@ SIGNIFICANCE = 0.05
 #: The chance with which the predicted length decides, if the difference is what it seems to be.
 _POWER = 0.8
 #: Beyond so many times what was measured a prediction says nothing.
-_MOST_TIMES = 1000
+_MOST_TIMES = 1000.0
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
@@ -93,14 +93,22 @@ def longer(load: float, ratio: Ratio, *, tests: int = 1, delta: float = DELTA) -
         load: where the ratio was measured.
         tests: how many ratios the claim has: the hardest of them is the one that Holm tests at 5 % / tests.
     """
-    times, most = 1.0, float(_MOST_TIMES)
-    if not _decides(ratio, most, tests, delta):
-        return Longer(load, None, None)
+    more = more_wanted(ratio.n, lambda times: _decides(ratio, times, tests, delta))
+    return Longer(load, more, None if more is None or ratio.each_s is None else more * ratio.each_s)
+
+
+def more_wanted(n: int, passes: Callable[[float], bool]) -> int | None:
+    """How many more observations than `n` it takes, if `passes` says whether so many times `n` are enough.
+
+    None where no bearable number is.
+    """
+    times, most = 1.0, _MOST_TIMES
+    if not passes(most):
+        return None
     while most / times > 1.01:
         middle = math.sqrt(times * most)
-        times, most = (times, middle) if _decides(ratio, middle, tests, delta) else (middle, most)
-    more = max(1, math.ceil(ratio.n * (most - 1)))
-    return Longer(load, more, None if ratio.each_s is None else more * ratio.each_s)
+        times, most = (times, middle) if passes(middle) else (middle, most)
+    return max(1, math.ceil(n * (most - 1)))
 
 
 def _verdict(ratio: Ratio, p_value: float, delta: float) -> Verdict:

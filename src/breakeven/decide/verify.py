@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from msgspec import Struct
 
@@ -16,7 +15,7 @@ from breakeven.decide.likeness import check_alike, check_servers, common_loads, 
 from breakeven.decide.ratio import NoRatio, Ratio, paired
 from breakeven.decide.schedule import Schedule
 from breakeven.decide.texts import repeating
-from breakeven.decide.turns import ArmRun, How, Turn, how_measured, turns_of, whole
+from breakeven.decide.turns import ArmRun, How, Turn, blocks_of, how_measured, turns_of, whole
 from breakeven.decide.verdict import DELTA, judge
 from breakeven.errors import RunError, UsageError
 
@@ -168,12 +167,12 @@ def _loads(
     loads: Sequence[float], turns: Mapping[str, Turns], how: How, margin: float, schedule: Schedule | None
 ) -> tuple[tuple[VerifiedLoad, ...], Holding]:
     *static, tuned = turns
-    blocks = {load: _blocks({name: own[load] for name, own in turns.items()}) for load in loads}
+    blocks = {load: blocks_of({name: own[load] for name, own in turns.items()}) for load in loads}
     names = {load: turns[tuned][load][0].level.plan.name for load in loads}
     ratios = {(arm, load): _ratio(blocks[load], arm, tuned, how) for load in loads for arm in static}
     judged = judge(ratios)
     held = holding(
-        {load: _against_best(blocks[load], static, tuned, how) for load in loads},
+        {load: _against_best(blocks[load], static, tuned) for load in loads},
         names,
         arm=tuned,
         margin=margin,
@@ -200,23 +199,12 @@ def _loads(
     return tuple(found), held
 
 
-def _blocks(turns: Mapping[str, Sequence[Turn]]) -> list[Block]:
-    """Turns of the same number, in their order, where every arm has a whole one."""
-    by_arm = {name: {turn.level.plan.run: turn for turn in own if turn.is_finished} for name, own in turns.items()}
-    common = set.intersection(*(set(own) for own in by_arm.values()))
-    return [{name: own[number] for name, own in by_arm.items()} for number in sorted(common)]
-
-
 def _ratio(blocks: Sequence[Block], arm: str, tuned: str, how: How) -> Ratio | NoRatio:
     mine, its = ([block[name].rate for block in blocks] for name in (arm, tuned))
-    return paired(mine, its, method=how, each_s=_each_s(blocks), names=(arm, tuned))
+    return paired(mine, its, method=how, names=(arm, tuned))
 
 
-def _against_best(blocks: Sequence[Block], static: Sequence[str], tuned: str, how: How) -> EnvelopeRatio | NoRatio:
+def _against_best(blocks: Sequence[Block], static: Sequence[str], tuned: str) -> EnvelopeRatio | NoRatio:
     rates = {name: [block[name].rate for block in blocks] for name in (*static, tuned)}
     mine = rates.pop(tuned)
-    return envelope_ratio(mine, rates, method=how, each_s=_each_s(blocks), name=tuned)
-
-
-def _each_s(blocks: Sequence[Block]) -> float | None:
-    return fmean(sum(turn.seconds for turn in block.values()) for block in blocks) if blocks else None
+    return envelope_ratio(mine, rates, name=tuned)

@@ -38,12 +38,12 @@ def watch_in_flight(
             try:
                 found.append((at_s, _in_flight(client, page)))
                 silences = 0
+                if len(found) == 1:
+                    say(f"watching {shown(page)} for {seconds:.0f} s: {found[0][1]:g} requests in flight")
             except TargetError as error:
                 silences += 1
                 if not found or silences >= _MOST_SILENCES:
                     raise TargetError(f"--profile {error}".replace(" (--server-url)", "")) from None
-            if len(found) == 1:
-                say(f"watching {shown(page)} for {seconds:.0f} s: {found[0][1]:g} requests in flight")
             time.sleep(max(0.0, min(every_s, seconds - (time.monotonic() - began_s))))
     return [*found, (max(seconds, found[-1][0] + every_s), found[-1][1])]
 

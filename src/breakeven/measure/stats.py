@@ -39,6 +39,11 @@ class Interval(Struct, frozen=True):
     low: float
     high: float
 
+    @property
+    def log_half_width(self) -> float:
+        """Half of its width on the log scale: 0.03 is about 3 %."""
+        return math.log(self.high / self.low) / 2
+
 
 def distribution(values: FloatArray, weights: NDArray[np.int64] | None = None) -> Distribution:
     """Summarises values; with whole-number `weights`, as if each value stood there that many times.
