@@ -33,7 +33,7 @@ MAY_IMPORT = {
     | {"load", "measure", "decide", "engines", "levels", "measurer", "arm", "sweep", "benchmark", "resuming", "report"}
     | {"finding"},
     "finding": GROUND | {"measure", "decide", "levels"},
-    "versus": GROUND | {"measure", "decide", "report", "arm", "alternation", "benchmark"},
+    "versus": GROUND | {"measure", "decide", "engines", "report", "arm", "alternation", "benchmark"},
     "variants": GROUND,
     "tuning": GROUND | {"decide", "engines", "report", "variants", "versus"},
     "verifying": GROUND | {"decide", "versus"},

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 import torch
-from prompts import first_round, second_round
+from prompts import first_round, second_round, third_round
 from target import Cache, Target
 from torch import Tensor
 from transformers import AutoTokenizer
 
 #: Conversations decoded together, and the most tokens of one.
-SLOTS, LONGEST = 64, 640
+SLOTS, LONGEST = 56, 960
 #: Two thirds are greedy, as breakeven measures; the others keep the drafter from seeing nothing but likely words.
 GREEDY, TEMPERATURE = 2 / 3, 0.7
 #: Where answers are cut. A third goes on after its end, as benchmarks with `ignore_eos` do.
@@ -64,7 +64,9 @@ class Answering:
     def answer(self, prompts: list[list[int]], first: int, total: int) -> None:
         """Answers the prompts that are not answered yet; the first of them has the number `first`."""
         known = {entry["number"] for entry in self.done}
-        waiting = [(number, ids) for number, ids in enumerate(prompts, first) if number not in known][::-1]
+        waiting = [(number, ids) for number, ids in enumerate(prompts, first) if number not in known]
+        # Those that run together shall be alike in length: each step reads the cache up to the longest of them.
+        waiting.sort(key=lambda each: -len(each[1]))
         slots: list[tuple[int, Slot] | None] = [None] * SLOTS
         began_s, tokens = time.monotonic(), 0
         with (self._work / "answers.jsonl").open("a") as lines, (self._work / "states.bin").open("ab") as states:
@@ -136,11 +138,13 @@ def main() -> None:
         texts = [tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False) for c in conversations]
         return [ids[: LONGEST - max(ANSWER)] for ids in tokenizer(texts)["input_ids"]]
 
-    total = args.first + args.second
+    third = encode(third_round())
+    total = args.first + args.second + len(third)
     answering.answer(encode(first_round(args.first, SEED)), 0, total)
     answered = sorted((e for e in answering.done if e["number"] < args.first), key=lambda e: e["number"])
     documents = [tokenizer.decode(ids, skip_special_tokens=True) for ids in _documents(answered, args.second)]
     answering.answer(encode(second_round(documents, SEED)), args.first, total)
+    answering.answer(third, args.first + args.second, total)
 
 
 def _read(work: Path) -> list[dict[str, Any]]:

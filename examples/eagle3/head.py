@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from target import Target, rotation, turned
 from torch import Tensor, nn
 
@@ -78,46 +78,55 @@ class Head(nn.Module):
         """The target's three states [batch, time, 3, hidden] as one [batch, time, hidden]."""
         return self.fc(states.flatten(2))
 
-    def forward(self, tokens: Tensor, hidden: Tensor, step: int, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """One drafting step at all positions at once; returns the output before the last norm.
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, step: int, cache: list[tuple[Tensor, Tensor]], first: int = 0
+    ) -> Tensor:
+        """One drafting step at all positions from `first` on at once; returns the output before the last norm.
 
         Args:
             tokens: [batch, time], at each position the token that was drafted or seen last.
             hidden: [batch, time, hidden], combined states, or this function's own output of the step before.
             step: 0 for the first; position i then stands at i + step.
             cache: keys and values of the steps before; this step's are appended.
+            first: the position that `tokens` and `hidden` begin at; 0 in the first step, never less than before.
         """
         t = self._target
         batch, time = tokens.shape
         x = torch.cat([self.input_norm(F.embedding(tokens, t.embedding)), self.hidden_norm(hidden)], -1)
-        turn = rotation(t, torch.arange(time) + step)
+        turn = rotation(t, torch.arange(time) + first + step)
         q = turned(self.q(x).view(batch, time, t.heads, t.width).transpose(1, 2), *turn)
         k = turned(self.k(x).view(batch, time, t.kv_heads, t.width).transpose(1, 2), *turn)
         v = self.v(x).view(batch, time, t.kv_heads, t.width).transpose(1, 2)
         cache.append(tuple(y.repeat_interleave(t.heads // t.kv_heads, 1) for y in (k, v)))
-        attended = self._attend(q, cache).transpose(1, 2).flatten(2)
+        attended = self._attend(q, cache, first).transpose(1, 2).flatten(2)
         hidden = hidden + self.o(attended)
         x = self.mlp_norm(hidden)
         return hidden + self.down(F.silu(self.gate(x)) * self.up(x))
 
-    def _attend(self, q: Tensor, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _attend(self, q: Tensor, cache: list[tuple[Tensor, Tensor]], first: int) -> Tensor:
         """Position i sees what the target had seen up to i, and of each later step its own position's draft alone."""
         (k, v), *drafts = cache
         if not drafts:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        time, scale = q.shape[2], self._target.width**-0.5
-        ahead = torch.full((time, time), -torch.inf).triu(1)
+        time, scale = k.shape[2], self._target.width**-0.5
+        ahead = torch.full((time, time), -torch.inf).triu(1)[first:]
         seen = (q @ k.transpose(-1, -2)) * scale + ahead
+        drafts = [(key[:, :, -q.shape[2] :], value[:, :, -q.shape[2] :]) for key, value in drafts]
         own = torch.stack([(q * key).sum(-1) * scale for key, _ in drafts], -1)
         weights = torch.cat([seen, own], -1).softmax(-1)
         return weights[..., :time] @ v + sum(
             weights[..., time + i, None] * value for i, (_, value) in enumerate(drafts)
         )
 
-    def save(self, folder: Path) -> None:
-        """Writes the head as vLLM and SGLang load it: weights in bf16, and `d2t`, target id minus draft id."""
-        t = self._target
-        folder.mkdir(parents=True, exist_ok=True)
+    def load(self, folder: Path) -> None:
+        """Takes the weights of a saved head over; the tokens that can be drafted stay as they are."""
+        tensors = load_file(folder / "model.safetensors")
+        with torch.no_grad():
+            for name, weight in self._weights().items():
+                weight.copy_(tensors[name])
+
+    def _weights(self) -> dict[str, Tensor]:
+        """What is learned, by the names that it is saved under."""
         layer = {
             "hidden_norm": self.hidden_norm, "input_layernorm": self.input_norm,
             "post_attention_layernorm": self.mlp_norm, "self_attn.q_proj": self.q, "self_attn.k_proj": self.k,
@@ -125,7 +134,13 @@ class Head(nn.Module):
             "mlp.down_proj": self.down,
         }  # fmt: skip
         weights = {f"midlayer.{name}.weight": module.weight for name, module in layer.items()}
-        weights |= {"fc.weight": self.fc.weight, "norm.weight": self.norm.weight, "lm_head.weight": self.output}
+        return weights | {"fc.weight": self.fc.weight, "norm.weight": self.norm.weight}
+
+    def save(self, folder: Path) -> None:
+        """Writes the head as vLLM and SGLang load it: weights in bf16, and `d2t`, target id minus draft id."""
+        t = self._target
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = self._weights() | {"lm_head.weight": self.output}
         tensors = {name: weight.detach().bfloat16().contiguous() for name, weight in weights.items()}
         in_draft = torch.zeros(t.vocabulary, dtype=torch.bool)
         in_draft[self.drafted] = True

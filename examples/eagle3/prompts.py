@@ -1,17 +1,22 @@
-"""Prompts to train a drafter on: what people ask, put together at random from parts.
+"""Prompts to train a drafter on.
 
-Two rounds. The first asks for texts, code, JSON and sums out of nothing. The second gives the model one of its own
-answers of the first round as a document, to summarise, translate, rewrite or search: drafters have to copy too. None of
-them is one of the prompts that breakeven measures with.
+Three rounds. The first asks for texts, code, JSON and sums out of nothing, put together at random from parts. The
+second gives the model one of its own answers of the first round as a document, to summarise, translate, rewrite or
+search: drafters have to copy too. The third is `requests.jsonl`: requests and documents as demanding people write them,
+none of them made from parts. No prompt is one that breakeven measures with.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-__all__ = ["first_round", "second_round"]
+__all__ = ["first_round", "second_round", "third_round"]
+
+REQUESTS = Path(__file__).with_name("requests.jsonl")
 
 TOPICS = (
     "photosynthesis;tides;black holes;coral reefs;volcanoes;earthquakes;glaciers;the water cycle;lightning;auroras;"
@@ -112,6 +117,20 @@ def second_round(documents: Sequence[str], seed: int) -> list[list[dict[str, str
     """A task for each of the documents."""
     dice = random.Random(f"second round {seed}")
     return [_conversation(dice, _about(dice, document)) for document in documents]
+
+
+def third_round() -> list[list[dict[str, str]]]:
+    """What stands in `requests.jsonl`: each question, and each document with each of its tasks, before it or after."""
+    found = []
+    for line in REQUESTS.read_text("utf-8").splitlines():
+        entry = json.loads(line)
+        document, system = entry.get("document"), entry.get("system")
+        texts = [entry["question"]] if document is None else []
+        for place, task in enumerate(entry.get("tasks", ())):
+            texts.append(f"{task}\n\n{document}" if place % 2 else f"{document}\n\n{task}")
+        opening = [{"role": "system", "content": system}] if system else []
+        found += [[*opening, {"role": "user", "content": text}] for text in texts]
+    return found
 
 
 def _different(count: int, make: Any) -> list[list[dict[str, str]]]:

@@ -1,6 +1,6 @@
 """Trains the head, by the training-time test of EAGLE-3: it learns from its own drafts as it will have to use them.
 
-Usage: train.py MODEL WORK OUT [--epochs N]
+Usage: train.py MODEL WORK OUT [--epochs N] [--start HEAD]
 
 Reads what answers.py wrote; writes the head to OUT. Every tenth conversation is held out. Started again, it goes on
 from WORK/checkpoint.pt.
@@ -24,8 +24,8 @@ from head import Head
 from target import Target
 from torch import Tensor
 
-#: Tokens that the head can draft: 4,096 make it 14 MB.
-DRAFTED = 4096
+#: Tokens that the head can draft: 4,864 make it 16 MB.
+DRAFTED = 4864
 #: Drafts a position that are learned, and what the loss of each counts against the one before.
 DRAFTS, DECAY = 3, 0.8
 #: Of the loss, the share of the target's most likely token; the rest is its whole distribution.
@@ -42,6 +42,7 @@ class Conversation(NamedTuple):
 
     tokens: list[int]
     opening: int
+    prompt: int
     start: int
 
 
@@ -53,22 +54,29 @@ class Data:
         self.states = states[: len(states) // (4 * hidden) * 4 * hidden].reshape(-1, 4, hidden)
         entries = [json.loads(line) for line in (work / "answers.jsonl").read_text().splitlines()]
         starts = np.cumsum([0, *(len(entry["tokens"]) for entry in entries)])
-        found = [Conversation(e["tokens"], e["opening"], int(s)) for e, s in zip(entries, starts, strict=False)]
+        found = [
+            Conversation(e["tokens"], e["opening"], e["prompt"], int(s)) for e, s in zip(entries, starts, strict=False)
+        ]
         random.Random(SEED).shuffle(found)
         self.held_out, self.learned = found[::10], [c for i, c in enumerate(found) if i % 10]
 
-    def batch(self, conversations: list[Conversation]) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [batch, time], states [batch, time, 4, hidden], and which positions count [batch, time]."""
+    def batch(self, conversations: list[Conversation]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Tokens [batch, time], states [batch, time, 4, hidden], and two masks [batch, time].
+
+        The first mask has the user's text and the answer, the second the answer alone, from the last position before.
+        """
         shape = len(conversations), max(len(c.tokens) for c in conversations)
-        tokens, counts = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+        tokens, said = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+        answered = torch.zeros(shape, dtype=torch.bool)
         states = torch.zeros(*shape, *self.states.shape[1:])
         for row, c in enumerate(conversations):
             length = len(c.tokens)
             tokens[row, :length] = torch.tensor(c.tokens)
             read = torch.from_numpy(self.states[c.start : c.start + length].copy())
             states[row, :length] = read.view(torch.bfloat16).float()
-            counts[row, c.opening : length] = True
-        return tokens, states, counts
+            said[row, c.opening : length] = True
+            answered[row, c.prompt - 1 : length] = True
+        return tokens, states, said, answered
 
     def batches(self, epoch: int) -> list[list[Conversation]]:
         """All that is learned from, cut into steps of conversations of like length, in an order of the epoch's own."""
@@ -89,8 +97,14 @@ def _cut(conversations: list[Conversation]) -> list[list[Conversation]]:
     return batches
 
 
-def drafts(head: Head, target: Target, tokens: Tensor, states: Tensor, counts: Tensor) -> tuple[Tensor, list[float]]:
-    """The loss of a batch, and of each draft position the share of the target's choices met, all before it met too."""
+def drafts(
+    head: Head, target: Target, tokens: Tensor, states: Tensor, said: Tensor, answered: Tensor
+) -> tuple[Tensor, list[float]]:
+    """The loss of a batch, and of each draft position the share of the target's choices met, all before it met too.
+
+    First drafts are learned everywhere that somebody speaks, later ones in answers, where drafts are made; the shares
+    are of answers.
+    """
     with torch.no_grad():  # what the target says of the token after each position, over what can be drafted
         wanted = F.rms_norm(states[:, :, 3], (target.hidden,), target.norm, target.eps) @ head.output.T
         choice = (target.logits(states[:, :, 3]) if not head.training else wanted).argmax(-1)
@@ -99,34 +113,34 @@ def drafts(head: Head, target: Target, tokens: Tensor, states: Tensor, counts: T
             places[head.drafted] = torch.arange(len(head.drafted))
             choice = places[choice]
     hidden, cache = head.combine(states[:, :, :3]), []
-    loss, met = torch.zeros(()), torch.ones_like(counts)
-    shares, time = [], tokens.shape[1]
+    loss, met, shares = torch.zeros(()), torch.ones_like(answered), []
     for step in range(DRAFTS):
         # At position i it has seen the target up to i, takes token i + 1 + step, and drafts the one after that.
+        first = int(answered.any(0).nonzero()[0]) if step else 0
+        counts = answered if step else said
         ahead = F.pad(tokens, (0, step + 1))[:, step + 1 :]
-        hidden = head(ahead, hidden, step, cache)
+        hidden = head(ahead[:, first:], hidden[:, first - tokens.shape[1] :], step, cache, first)
         at = (F.pad(counts, (0, step + 1))[:, step + 1 :] & counts).nonzero(as_tuple=True)
         then = at[0], at[1] + step + 1
-        logits = F.linear(head.norm(hidden[at]), head.output)
+        logits = F.linear(head.norm(hidden[at[0], at[1] - first]), head.output)
         soft = F.cross_entropy(logits, wanted[then].softmax(-1))
         hard = F.cross_entropy(logits, choice[then].clamp(min=0))
         loss = loss + DECAY**step * ((1 - HARD) * soft + HARD * hard)
-        right = torch.zeros_like(counts)
+        right = torch.zeros_like(answered)
         right[at] = logits.argmax(-1) == choice[then]
         met = met & right
-        shares.append(float(met[at].float().mean()))
-    assert time >= DRAFTS
+        shares.append(float(met[answered & F.pad(answered, (0, step + 1))[:, step + 1 :]].float().mean()))
     return loss, shares
 
 
 def most_frequent(data: Data, count: int, vocabulary: int) -> Tensor:
-    """The ids, ascending, of the tokens that stand most often in what is learned."""
+    """The ids, ascending, of the tokens that stand most often in the answers that are learned from."""
     often = torch.zeros(vocabulary, dtype=torch.long)
     for conversation in data.learned:
-        often += torch.bincount(torch.tensor(conversation.tokens[conversation.opening :]), minlength=vocabulary)
+        often += torch.bincount(torch.tensor(conversation.tokens[conversation.prompt :]), minlength=vocabulary)
     picked = often.topk(count).indices.sort().values
-    print(f"train: {len(data.learned)} conversations, {int(often.sum())} tokens, of which {count} drafted ids hold "
-          f"{float(often[picked].sum() / often.sum()):.1%}")  # fmt: skip
+    share = float(often[picked].sum() / often.sum())
+    print(f"train: {len(data.learned)} conversations, {int(often.sum())} tokens of answers, {share:.1%} of {count} ids")
     return picked
 
 
@@ -148,12 +162,15 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--start", type=Path, help="a head to go on from, in place of the target's last layer")
     args = parser.parse_args()
     torch.manual_seed(SEED)
     target = Target(args.model)
     data = Data(args.work, target.hidden)
     head = Head(target, most_frequent(data, DRAFTED, target.vocabulary))
+    if args.start:
+        head.load(args.start)
     matrices = [p for p in head.parameters() if p.ndim == 2]
     norms = [p for p in head.parameters() if p.ndim != 2]
     optimizer = torch.optim.AdamW(

@@ -27,6 +27,7 @@ from breakeven.benchmark import client_ceiling
 from breakeven.decide.likeness import check_alike, check_servers
 from breakeven.decide.ratio import Ratio, paired
 from breakeven.engines.start import Server, start, start_all
+from breakeven.errors import TargetError
 from breakeven.finding import Finding, check_find
 from breakeven.interrupts import until_signal
 from breakeven.levels import duration, plan_levels, stop_rule
@@ -183,6 +184,10 @@ class Alternation:
         display = asyncio.create_task(self._display(arm, level))
         try:
             await arm.measurer.measure(level, self._stop, warmup=0 if level.run else self._options.bench.warmup)
+        except TargetError as error:  # the control page lives in the server's process
+            self._live.say(str(error))
+            self.lost = arm.name
+            return
         finally:
             display.cancel()
         self._visits += 1

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from breakeven import __version__
+from breakeven.engines.control import Pin
 from breakeven.engines.identify import choose_model, identify, is_alive
 from breakeven.engines.metrics import Scraper
 from breakeven.engines.serve import parse_command
@@ -56,7 +57,7 @@ class Arm:
         server: where it is.
 
     Raises:
-        TargetError: what is there can't be measured.
+        TargetError: what is there can't be measured, or not be pinned.
     """
 
     def __init__(self, options: BenchOptions, material: Material, server: Server) -> None:
@@ -65,6 +66,7 @@ class Arm:
         self.model = choose_model(self.identity, options.model)
         self.levels = plan_levels(options, material.trace)
         self.scraper = Scraper(self.identity, options.request_headers)
+        self._pin = _checked_pin(options)
         self._target = Target(self.identity.base_url, options.request_headers)
         self._sampling = options.sampling(random_prompts=material.prompts.is_random)
 
@@ -144,6 +146,7 @@ class Arm:
             max_in_flight=room,
             ceiling=ceiling,
             is_alive=self.is_alive,
+            pin=self._pin,
         )
         with contextlib.closing(self.scraper):
             async with measurer:
@@ -180,6 +183,14 @@ class Arm:
             turns=turns,
             started=datetime.now(UTC).isoformat(timespec="microseconds"),
         )
+
+
+def _checked_pin(options: BenchOptions) -> Pin | None:
+    if options.pin is None or options.control_url is None:
+        return None
+    pin = Pin(options.label or "", options.pin, options.control_url)
+    pin.check()
+    return pin
 
 
 def _flags(options: BenchOptions) -> dict[str, Any]:

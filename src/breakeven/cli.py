@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from breakeven import __version__
-from breakeven.commands import bench, compare, doctor, simulate, summarize, tune, verify
+from breakeven.commands import bench, compare, doctor, paste, simulate, summarize, tune, verify
 from breakeven.errors import UsageError
 
 __all__ = ["main"]
@@ -91,6 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="breakeven", description="Find the load at which speculative decoding stops paying.")
     parser.add_argument("--version", action="version", version=f"breakeven {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (bench, compare, tune, verify, summarize, simulate, doctor):
+    for command in (bench, compare, tune, verify, paste, summarize, simulate, doctor):
         command.add(commands)
     return parser

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from breakeven.engines.control import Hold, Pin
 from breakeven.engines.metrics import Scraper
 from breakeven.engines.monitor import Monitor
 from breakeven.errors import RunError
@@ -67,6 +68,7 @@ class Measurer:
         max_in_flight: requests that can run at once, for levels that set no bound.
         ceiling: chunks a second that this client can take, None where that is not known.
         is_alive: whether the server still answers; asked (in a thread) where a level ended in failures.
+        pin: what to pin on the server's control page as long as a level lasts.
 
     `summaries` holds the levels that are over, `lost` whether the last one ended because the server was gone.
     """
@@ -83,12 +85,14 @@ class Measurer:
         max_in_flight: int,
         ceiling: float | None,
         is_alive: Callable[[], bool],
+        pin: Pin | None = None,
     ) -> None:
         self._options, self._material, self._writer, self._scraper = options, material, writer, scraper
         self._shared_cores, self._max_in_flight, self._ceiling = shared_cores, max_in_flight, ceiling
-        self._is_alive = is_alive
+        self._is_alive, self._pin = is_alive, pin
         self.client = make_client(self._record)
         self._window: Window | None = None
+        self._hold: Hold | None = None
         self._records: list[RequestRecord] = []
         # Not from the seed: a second run with the same seed must find no cache either.
         self._tag = secrets.token_hex(4) if options.unique else None
@@ -116,7 +120,15 @@ class Measurer:
 
         Raises:
             RunError: a record can't be written.
+            TargetError: the server doesn't take the pin; nothing was sent.
         """
+        # What was in flight has ended: at the end of a level the client gives up whatever still runs.
+        with self._pin.held() if self._pin else contextlib.nullcontext() as self._hold:
+            return await self._measure(level, stop, warmup, warmup_limit_s)
+
+    async def _measure(
+        self, level: LevelPlan, stop: Callable[[], StopRule], warmup: int, warmup_limit_s: float
+    ) -> LevelSummary:
         self._task = asyncio.current_task()
         self._records, self._window, monitor = [], None, Monitor(self._scraper)
         requests = LevelRequests(level, self._material.prompts, seed=self._options.seed, tag=self._tag)
@@ -228,6 +240,7 @@ class Measurer:
             samples=monitor.samples(origin_ns),
             counters=monitor.counters(),
             spec=msgspec.to_builtins(monitor.spec()),
+            pin_broken=self._hold.broken() if self._hold else None,
         )
         self._writer.add_level(record)
         self.summaries.append(summarize_level(record, self._records, shared_cores=self._shared_cores))

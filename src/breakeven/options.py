@@ -15,8 +15,9 @@ Format = Literal["table", "markdown", "csv", "json"]
 class BenchOptions(Struct, frozen=True, kw_only=True):
     """One field per flag of `breakeven bench`; `breakeven bench --help` says what each means.
 
-    Exactly one of `server_url`, `local`, `vllm` and `serve` is set. The load is `concurrency` unless `rate` or `trace`
-    is set. `headers` and `api_key` are secrets and go into no file.
+    Exactly one of `server_url`, `local`, `vllm` and `serve` is set. An arm inside a server that others share has `pin`,
+    the K that it pins or `auto`, and `control_url`, where. The load is `concurrency` unless `rate` or `trace` is set.
+    `headers` and `api_key` are secrets and go into no file.
     """
 
     server_url: str | None = None
@@ -24,6 +25,8 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     vllm: str | None = None
     serve: str | None = None
     serve_on: str | None = None
+    pin: str | None = None
+    control_url: str | None = None
     serve_timeout_s: float = 1200.0
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     rate: tuple[float, ...] = ()

@@ -130,7 +130,8 @@ class LevelRecord(Struct, kw_only=True):
     """What is known of a level beyond its requests. A level without a window has `opened_ns` None.
 
     `counters` are the differences of the engine's counters over the window, `spec` what it tells of speculation
-    there: `acceptance_length`, `acceptance_rate`, `per_position`, `drafts`, `draft_tokens`, `accepted`.
+    there: `acceptance_length`, `acceptance_rate`, `per_position`, `drafts`, `draft_tokens`, `accepted`. `pin_broken` is
+    why the arm's pin did not hold; None where it did, or where nothing was pinned.
     """
 
     plan: LevelPlan
@@ -144,6 +145,7 @@ class LevelRecord(Struct, kw_only=True):
     samples: list[EngineSample] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)
     spec: dict[str, Any] | None = None
+    pin_broken: str | None = None
 
 
 class Turns(Struct, frozen=True, kw_only=True):

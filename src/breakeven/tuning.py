@@ -143,7 +143,9 @@ def export_file(path: Path, engine: Engine | None, model: str | None) -> Exporte
 def _known(variant: Variant, own: BenchOptions) -> Variant:
     """The variant with its K: what was said, held against what the server tells, if it is up already."""
     told = None
-    if own.server_url is not None:
+    if own.pin == "auto":
+        raise UsageError(f"--arm {variant.name}: with pin:auto the server chooses K; a table needs arms of one K each")
+    if own.server_url is not None and own.pin is None:
         told = k_of(identify(own.server_url, own.request_headers).config)
     if variant.k is None and told is None:
         raise UsageError(
@@ -180,7 +182,7 @@ def _tuned_arm(run: ArmRun, variant: Variant) -> TunedArm:
 def _read_arm(run: ArmRun, k: int | None) -> TunedArm:
     manifest = run.run.manifest
     config: Mapping[str, Any] = manifest.target.get("config") or {}
-    said, told = _said(run), k_of(config)
+    said, told = _said(run), None if manifest.flags.get("pin") else k_of(config)
     topk = config.get("speculative_eagle_topk")
     own = next((found for found in (k, said, told) if found is not None), None)
     if own is None:
@@ -195,9 +197,9 @@ def _read_arm(run: ArmRun, k: int | None) -> TunedArm:
 
 
 def _said(run: ArmRun) -> int | None:
-    """What its name says, or that with which breakeven started it: `vllm:eagle3:2` drafts 2."""
+    """What its name says, its pin, or that with which breakeven started it: `vllm:eagle3:2` drafts 2."""
     flags = run.run.manifest.flags
-    started = [f"{kind}:{flags[kind]}" for kind in ("vllm", "local") if flags.get(kind) is not None]
+    started = [f"{kind}:{flags[kind]}" for kind in ("pin", "vllm", "local") if flags.get(kind) is not None]
     return k_said(run.name, started[0] if started else "")
 
 

@@ -77,8 +77,11 @@ def expand(
 
 
 def k_said(name: str, where: str) -> int | None:
-    """The draft length of an arm named by hand: `vllm:eagle3:2` says it, or its name: `off` is 0, `k3` is 3."""
+    """The draft length of an arm named by hand: `vllm:eagle3:2` or `pin:2@…` says it, or its name, as `off` or `k3`."""
     kind, _, rest = where.partition(":")
+    if kind == "pin":
+        pinned = rest.partition("@")[0]
+        return int(pinned) if pinned.isdecimal() else None
     if kind == "vllm":
         drafter, _, tokens = rest.partition(":")
         if drafter in ("", "off") or tokens.isdecimal():

@@ -22,6 +22,7 @@ from breakeven.benchmark import new_directory, provide_descriptors
 from breakeven.decide.comparison import Comparison, compare
 from breakeven.decide.slo import parse_slos
 from breakeven.decide.turns import ArmRun
+from breakeven.engines.control import place_of
 from breakeven.errors import RunError, UsageError
 from breakeven.measure.summary import summarize
 from breakeven.options import BenchOptions, CompareOptions
@@ -94,11 +95,29 @@ def arm_options(options: CompareOptions) -> dict[str, BenchOptions]:
         found[name] = structs.replace(options.bench, label=name, **_place(name, where))
     if len(found) < 2:
         raise UsageError("a comparison needs two arms or more: --arm off=URL --arm on=URL")
-    servers = {name: _server_of(own.server_url) for name, own in found.items() if own.server_url}
-    for (name, server), (other, its) in combinations(servers.items(), 2):
-        if server == its and not options.force:
-            raise UsageError(f"--arm {name} and --arm {other} are the same server, {server}: give each its own")
+    for (name, own), (other, its) in combinations(found.items(), 2):
+        _check_apart(options, name, own, other, its)
     return found
+
+
+def _check_apart(options: CompareOptions, name: str, own: BenchOptions, other: str, its: BenchOptions) -> None:
+    """Two arms are two servers, or one with two pins."""
+    if (own.serve or its.serve) and (own.pin or its.pin):
+        raise UsageError(
+            f"--arm {name} and --arm {other}: a server that is up and one that serve:… starts would share the machine; "
+            "start both yourself and give their URLs"
+        )
+    if own.server_url is None or its.server_url is None or _server_of(own.server_url) != _server_of(its.server_url):
+        return
+    server = _server_of(own.server_url)
+    if (own.pin is None) != (its.pin is None):
+        plain = name if own.pin is None else other
+        raise UsageError(f"--arm {name} and --arm {other} are the same server: write --arm {plain}=pin:auto@{server}")
+    if own.pin == its.pin and not options.force:
+        pinned = "" if own.pin is None else f" and the same pin, {own.pin}"
+        raise UsageError(f"--arm {name} and --arm {other} are the same server, {server}{pinned}: give each its own")
+    if own.pin is not None and options.concurrently:
+        raise UsageError(f"--concurrently: --arm {name} and --arm {other} are one server, which has one pin at a time")
 
 
 def _server_of(url: str) -> str:
@@ -120,17 +139,19 @@ def _check_loads(options: BenchOptions) -> None:
                 raise UsageError(f"{flag} {load:g} is given twice: give each load once, and more turns with --cycles")
 
 
-def _place(name: str, where: str) -> dict[str, str]:
+def _place(name: str, where: str) -> Mapping[str, str]:
     kind, _, rest = where.partition(":")
     if kind in ("http", "https"):
         return {"server_url": where}
+    if kind == "pin":
+        return place_of(name, rest)._asdict()
     if kind == "serve" and rest:
         return {"serve": rest}
     if kind == "local":
         return {"local": rest or "none"}
     if kind == "vllm":
         return {"vllm": rest or "off"}
-    raise UsageError(f"--arm {name}={where[:40]}: give http://…, serve:COMMAND, local:ngram-simple or vllm:eagle3:2")
+    raise UsageError(f"--arm {name}={where[:40]}: give http://…, pin:4@http://…, serve:COMMAND, local:… or vllm:…")
 
 
 def compare_directories(directories: Sequence[Path], slos: str | None = None, *, force: bool = False) -> Comparison:

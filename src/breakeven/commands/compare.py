@@ -20,6 +20,9 @@ __all__ = ["add"]
 
 _EPILOG = """arms:
   NAME=http://HOST:PORT              a server that is up
+  NAME=pin:K@URL or pin:auto@URL     an arm inside a vLLM server that breakeven acts in, which others share: K draft
+                                     tokens in its turns, or the server's policy; URL#PORT if its control page isn't
+                                     at 9310; the page's key, if it has one, in BREAKEVEN_CONTROL_KEY
   NAME=local: or local:ngram-simple  the embedded engine
   NAME=vllm: or vllm:eagle3:2        vLLM on this processor (make vllm): vllm:ngram:K, vllm:eagle3:K, or with its own
                                      table from batch sizes to K, vllm:eagle3:[[1,4,2],[5,64,0]]
@@ -29,6 +32,7 @@ examples:
   breakeven compare --arm off=http://localhost:8000 --arm on=http://localhost:8001 --concurrency 1 2 5 10 30 70 100
   breakeven compare --arm off="serve:vllm serve M --port {port}" \\
                     --arm on="serve:vllm serve M --port {port} --speculative-config '{…}'"
+  breakeven compare --arm off=pin:0@http://localhost:8000 --arm on=pin:4@http://localhost:8000 --concurrency 1 8 64
   breakeven compare --arm off=local: --arm on=local:ngram-simple --concurrency 1 2 4 8
   breakeven compare --arm off=vllm: --arm on=vllm:eagle3:2 --concurrency 1 2 4 8 16
   breakeven compare --arm off=http://localhost:8000 --arm on=http://localhost:8001 --find break-even --max-seconds 1h

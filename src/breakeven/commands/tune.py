@@ -23,6 +23,7 @@ __all__ = ["add"]
 
 _EPILOG = """arms, one for each number of draft tokens K, K=0 being off:
   --arm 'k{k}=vllm:eagle3:{k}' --k 0 1 2 3 5        a template: {k} in its place, and in its name
+  --arm 'k{k}=pin:{k}@URL' --k 0 2 4                inside one vLLM server that breakeven acts in (see compare)
   --arm off=URL --arm k2=URL --arm k4=URL           by hand: an arm called off or k2 says its K, or --k does, in the
                                                     order of the arms, else the server's own configuration
   --arm 'serve:… --speculative-num-steps {steps} --speculative-eagle-topk {topk} …' --vary steps=1,2 topk=1,4
@@ -56,7 +57,7 @@ def _to_vary(text: str) -> tuple[str, tuple[int, ...]]:
     return name, found
 
 
-_arm = checked(_to_arm, bool, "an arm: NAME=http://…, NAME=vllm:…, NAME=local:… or NAME=serve:COMMAND")
+_arm = checked(_to_arm, bool, "an arm: NAME=http://…, NAME=pin:{k}@…, NAME=vllm:…, NAME=local:… or NAME=serve:…")
 _k = checked(int, lambda value: 0 <= value <= 64, "a number of draft tokens from 0 to 64")
 _vary = checked(_to_vary, lambda found: min(found[1]) >= 0, "steps=1,2 or topk=1,4 or draft-tokens=4,16")
 _price = checked(float, lambda value: 0 < value < 1e6, "a price above 0")

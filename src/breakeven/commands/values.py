@@ -110,7 +110,9 @@ def _to_arm(text: str) -> tuple[str, str]:
     return name, where
 
 
-arm = checked(_to_arm, bool, "an arm: NAME=http://…, NAME=local:…, NAME=vllm:… or NAME=serve:COMMAND")
+arm = checked(
+    _to_arm, bool, "an arm: NAME=http://…, NAME=pin:4@http://…, NAME=local:…, NAME=vllm:… or NAME=serve:COMMAND"
+)
 
 
 def _to_range(text: str) -> tuple[int, int]:

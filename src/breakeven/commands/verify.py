@@ -23,6 +23,7 @@ __all__ = ["add"]
 _EPILOG = """examples:
   breakeven verify --arm off=http://localhost:8000 --arm on=http://localhost:8001 --arm tuned=http://localhost:8002 \\
                    --schedule schedule.json --concurrency 1 2 4 8 16 32
+  breakeven verify --arm off=pin:0@URL --arm on=pin:4@URL --arm tuned=pin:auto@URL      inside one server
   breakeven verify --arm off=vllm: --arm on=vllm:eagle3:2 --arm 'tuned=vllm:eagle3:[[1,4,2],[5,64,0]]'
   breakeven verify runs/20261130-101500-verify --margin 0.02          runs that took turns, read again
 

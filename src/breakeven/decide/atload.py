@@ -261,10 +261,12 @@ def _missing(turns: Sequence[Turn], values: Sequence[FloatArray]) -> NoRatio | N
 
 
 def draft_length(speculation: Mapping[str, Any], turns: Sequence[Turn]) -> int | None:
-    """Tokens that an arm drafts at most along one path: as its configuration tells, else as its counters show.
+    """Tokens that an arm drafts at most along one path: as its pin or configuration tells, else as its counters show.
 
     The counters have as many positions as the configuration allows (vLLM), or more (llama.cpp): never fewer.
     """
+    if "pinned_k" in speculation:
+        return int(speculation["pinned_k"]) or None
     for name, value in speculation.items():
         if name.rpartition(".")[2] in _K_NAMES and isinstance(value, int) and value > 0:
             return value

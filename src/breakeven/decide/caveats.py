@@ -18,12 +18,13 @@ Turns = Mapping[float, Sequence[Turn]]
 
 
 def measuring_caveats(arms: Sequence[ArmRun], turns: Mapping[str, Turns], how: Mapping[str, How]) -> list[str]:
-    """What went otherwise than planned while measuring: runs cut short, arms that did not take turns."""
+    """What went otherwise than planned while measuring: runs cut short, pins that didn't hold, arms without turns."""
     warnings = [f"{arm.name}: {arm.run.damaged}; the run is used up to it" for arm in arms if arm.run.damaged]
     for name, own in turns.items():
         cut = [turn.level.plan.name for visits in own.values() for turn in visits if not turn.is_finished]
         if cut:
             warnings.append(f"{name}: measuring was cut short at {', '.join(dict.fromkeys(cut))}")
+    warnings += [caveat for arm in arms for caveat in _pin_caveats(arm, turns[arm.name])]
     apart = [name for name, own_how in how.items() if own_how == "batches"]
     if apart:
         warnings.append(
@@ -31,6 +32,21 @@ def measuring_caveats(arms: Sequence[ArmRun], turns: Mapping[str, Turns], how: M
             "machine did between the runs (under drifts of some percent they hold the truth in 83 to 90 of 100 cases)"
         )
     return warnings
+
+
+def _pin_caveats(arm: ArmRun, turns: Turns) -> list[str]:
+    every = [turn.level for own in turns.values() for turn in own]
+    broken = [level for level in every if level.pin_broken]
+    if not broken:
+        return []
+    pin = arm.run.manifest.flags.get("pin")
+    what = "the policy's choice" if pin == "auto" else f"K={pin}"
+    where = ", ".join(dict.fromkeys(level.plan.name for level in broken))
+    why = "; ".join(dict.fromkeys(str(level.pin_broken) for level in broken))
+    return [
+        f"{arm.name}: its pin did not hold in {len(broken)} of {len(every)} turns, at {where} ({why}): what was "
+        f"measured there is not {what}"
+    ]
 
 
 def batch_caveats(turns: Mapping[str, Turns], at_load: Mapping[float, Mapping[str, ArmAtLoad]]) -> list[str]:

@@ -13,12 +13,12 @@ from typing import Any, Literal, NamedTuple
 from breakeven.decide.schedule import Schedule
 from breakeven.errors import UsageError
 
-__all__ = ["Engine", "Exported", "check_shapes", "export", "export_for"]
+__all__ = ["UNKNOWN", "Engine", "Exported", "check_shapes", "export", "export_for", "vllm_drafter"]
 
 Engine = Literal["vllm", "sglang", "tensorrt-llm", "json"]
 
 #: Stands where nobody told what the engine needs.
-_UNKNOWN = "…"
+UNKNOWN = "…"
 _SGLANG_FILE, _TENSORRT_FILE = "sglang-adaptive.json", "tensorrt-llm.yaml"
 #: SGLang's names of the drafters whose steps it can change while it runs, by those that vLLM has for them.
 _SGLANG_ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "nextn": "EAGLE"}
@@ -86,10 +86,10 @@ def _vllm(schedule: Schedule) -> Exported:
     """vLLM 0.32, `v1/spec_decode/dynamic/utils.py`: ranges in order, from 1, K from 0 to num_speculative_tokens, which
     is above 0. The last K goes on beyond the last range, up to --max-num-seqs.
     """
-    config = _drafter(schedule, "vllm") | {"num_speculative_tokens": schedule.max_k}
+    config = vllm_drafter(schedule) | {"num_speculative_tokens": schedule.max_k}
     if len(schedule.ranges) > 1:
         config["num_speculative_tokens_per_batch_size"] = [[each.lo, each.hi, each.k] for each in schedule.ranges]
-    notes = _unknown_notes(_UNKNOWN in config.values())
+    notes = _unknown_notes(UNKNOWN in config.values())
     if len(schedule.ranges) > 1:
         notes.append("vLLM drops the table under data parallelism, and counts requests that are still being read too")
     text = json.dumps(config, separators=(",", ":"), ensure_ascii=False)
@@ -102,15 +102,15 @@ def _sglang(schedule: Schedule) -> Exported:
     accepted; --speculative-num-steps must be one of the candidates.
     """
     known = schedule.speculation.get("speculative_algorithm") or schedule.method
-    algorithm = _SGLANG_ALGORITHMS.get(str(known).lower(), _UNKNOWN)
-    if known and algorithm == _UNKNOWN:
+    algorithm = _SGLANG_ALGORITHMS.get(str(known).lower(), UNKNOWN)
+    if known and algorithm == UNKNOWN:
         raise UsageError(f"--export sglang: SGLang switches only EAGLE and EAGLE3 while it runs, not {known}")
     model = schedule.speculation.get("speculative_draft_model_path") or schedule.speculation.get("model")
     words = ["--speculative-algorithm", algorithm]
     words += ["--speculative-draft-model-path", str(model)] if model else []
     words += ["--speculative-eagle-topk", "1", "--speculative-num-steps", str(schedule.max_k)]
     words += ["--speculative-num-draft-tokens", str(schedule.max_k + 1)]
-    notes = _unknown_notes(algorithm == _UNKNOWN)
+    notes = _unknown_notes(algorithm == UNKNOWN)
     if len(schedule.ranges) == 1:
         return Exported("sglang", shlex.join(words), {}, tuple(notes))
     tiers = {str(each.lo): {"candidate_steps": [each.k]} for each in schedule.ranges}
@@ -131,32 +131,32 @@ def _tensorrt(schedule: Schedule) -> Exported:
             f"{first.k} and larger ones {schedule.max_k}: use another form, or a single draft length"
         )
     drafter = schedule.speculation
-    kind = _TENSORRT_TYPES.get(str(schedule.method).lower(), _UNKNOWN)
+    kind = _TENSORRT_TYPES.get(str(schedule.method).lower(), UNKNOWN)
     lines = ["speculative_config:", f"  decoding_type: {kind}", f"  max_draft_len: {schedule.max_k}"]
     model = drafter.get("model") or drafter.get("speculative_draft_model_path")
     lines += [f"  speculative_model: {json.dumps(model)}"] if model else []
     ranges = schedule.ranges[:-1] if not last.k else schedule.ranges
     if len(schedule.ranges) > 1:
         lines += ["  draft_len_schedule:", *(f"    {each.hi}: {each.k}" for each in ranges)]
-    notes = _unknown_notes(kind == _UNKNOWN)
+    notes = _unknown_notes(kind == UNKNOWN)
     if last.k:
         notes.append(f"TensorRT-LLM drafts nothing above {last.hi}: set that to its max_batch_size")
     text = "\n".join(lines) + "\n"
     return Exported("tensorrt-llm", f"--extra_llm_api_options {_TENSORRT_FILE}", {_TENSORRT_FILE: text}, tuple(notes))
 
 
-def _drafter(schedule: Schedule, engine: str) -> dict[str, Any]:
-    """vLLM's settings of the drafter, from whatever engine they are."""
-    if schedule.engine == engine or "method" in schedule.speculation:
+def vllm_drafter(schedule: Schedule) -> dict[str, Any]:
+    """vLLM's settings of the drafter, from whatever engine they are; `UNKNOWN` stands for what nobody tells."""
+    if schedule.engine == "vllm" or "method" in schedule.speculation:
         found = dict(schedule.speculation)
     else:
         model = schedule.speculation.get("speculative_draft_model_path")
         found = {"model": model} if model else {}
-    method = found.pop("method", None) or (schedule.method or _UNKNOWN).lower()
+    method = found.pop("method", None) or (schedule.method or UNKNOWN).lower()
     if method in ("eagle", "eagle3") and not found.get("model"):
-        found["model"] = _UNKNOWN
+        found["model"] = UNKNOWN
     return {"method": method, **found}
 
 
 def _unknown_notes(is_unknown: bool) -> list[str]:
-    return [f"the server doesn't tell its drafter: put it where {_UNKNOWN} stands"] if is_unknown else []
+    return [f"the server doesn't tell its drafter: put it where {UNKNOWN} stands"] if is_unknown else []

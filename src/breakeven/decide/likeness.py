@@ -124,7 +124,7 @@ def check_servers(manifests: Mapping[str, Manifest], force: bool) -> list[str]:
 
 
 def config_differences(reference: Manifest, other: Manifest) -> tuple[ConfigDifference, ...]:
-    """What tells the arms apart: engine, version, configuration, and how breakeven started them."""
+    """What tells the arms apart: engine, version, configuration, and how breakeven started or pinned them."""
     mine, its = _engine_facts(reference), _engine_facts(other)
     return tuple(
         ConfigDifference(name=name, reference=mine.get(name), other=its.get(name))
@@ -134,9 +134,13 @@ def config_differences(reference: Manifest, other: Manifest) -> tuple[ConfigDiff
 
 
 def speculation_of(manifest: Manifest) -> dict[str, Any]:
-    """What the server's configuration tells of speculation, by the engine's own names; empty where it tells nothing."""
-    config = _flat(manifest.target.get("config") or {})
-    return {name: value for name, value in config.items() if "specul" in name or name == "k"}
+    """What the server's configuration tells of speculation, by the engine's own names; empty where it tells nothing.
+
+    `pinned_k` stands before it where the arm pinned one.
+    """
+    config, pin = _flat(manifest.target.get("config") or {}), str(manifest.flags.get("pin") or "")
+    pinned = {"pinned_k": int(pin)} if pin.isdecimal() else {}
+    return pinned | {name: value for name, value in config.items() if "specul" in name or name == "k"}
 
 
 def _check_modes(plans: Mapping[str, Sequence[LevelPlan]]) -> None:
@@ -220,6 +224,8 @@ def _running_server(manifest: Manifest) -> str | None:
 def _engine_facts(manifest: Manifest) -> dict[str, Any]:
     target, flags = manifest.target, manifest.flags
     started = {f"--{name}": flags[name] for name in _STARTED if flags.get(name) is not None}
+    if flags.get("pin") is not None:
+        started["pin"] = flags["pin"]
     known = {"engine": target.get("engine"), "version": target.get("version")}
     return known | started | _flat(target.get("config") or {})
 

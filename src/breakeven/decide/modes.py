@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from breakeven.decide.policy import Policy
+from breakeven.decide.policy import Policy, Settings
 from breakeven.decide.schedule import read_schedule
 from breakeven.errors import UsageError
 
 __all__ = ["policy_of"]
 
 
-def policy_of(name: str, ks: Sequence[int]) -> Policy:
-    """The policy of a name, for an engine that may be told these K.
+def policy_of(name: str, ks: Sequence[int], *, objective_ms: float | None = None) -> Policy:
+    """The policy of a name, for an engine that may be told these K; `objective_ms` is that of its `Settings`.
 
     `auto:FILE` learns as `auto` does, begins with what the schedule says and measured, and falls back to it.
 
@@ -21,12 +21,13 @@ def policy_of(name: str, ks: Sequence[int]) -> Policy:
         UsageError: there is no such policy, K or schedule.
     """
     kind, _, rest = name.partition(":")
+    settings = Settings(objective_ms=objective_ms)
     if kind == "auto":
-        return Policy(ks, schedule=read_schedule(Path(rest)) if rest else None)
+        return Policy(ks, schedule=read_schedule(Path(rest)) if rest else None, settings=settings)
     if kind == "table" and rest:
-        return Policy(ks, schedule=read_schedule(Path(rest)), mode="table")
+        return Policy(ks, schedule=read_schedule(Path(rest)), mode="table", settings=settings)
     if kind == "fixed" and rest.isdecimal():
         if int(rest) not in ks:
             raise UsageError(f"the policy {name}: K is one of {', '.join(map(str, sorted(ks)))} here")
-        return Policy(ks, mode=int(rest))
+        return Policy(ks, mode=int(rest), settings=settings)
     raise UsageError(f"the policy {name}: give auto, auto:FILE, table:FILE or fixed:K")

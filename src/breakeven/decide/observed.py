@@ -8,7 +8,11 @@ __all__ = ["Observation", "Step"]
 
 
 class Step(NamedTuple):
-    """A step that is over. `accepted` is per draft position; a step with `prefill_tokens` is no decode-only one."""
+    """A step that is over. `accepted` is per draft position; a step with `prefill_tokens` is no decode-only one.
+
+    `k` is what the step was told. Engines verify first and draft then, so that what is accepted was drafted by the step
+    before.
+    """
 
     begun_ns: int
     step_ns: int

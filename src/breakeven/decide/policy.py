@@ -102,18 +102,17 @@ class Policy:
         self.ks = tuple(sorted(set(ks)))
         if not self.ks or self.ks[0] < 0:
             raise ValueError(f"K must be numbers from 0: {list(ks)}")
-        if isinstance(mode, int) and mode not in self.ks:
-            raise ValueError(f"K={mode} is none of those that the engine may be told: {list(self.ks)}")
         if mode == "table" and schedule is None:
             raise ValueError("the mode `table` needs a schedule")
         self._place = {k: j for j, k in enumerate(self.ks)}
         self._schedule = schedule or Schedule(model="", ranges=(Range(1, 1, self.ks[0]),))
         self._range: int | None = None
-        self._mode, self._settings = mode, settings or Settings()
+        self.mode, self._settings = mode, settings or Settings()
         self.faults: Counter[str] = Counter()
         self.steps = self.switches = self.probe_steps = self.fallback_steps = 0
         self._now_s, self._hold_until_s = 0.0, -math.inf
         self._seen_ns = self._learned_ns = -1
+        self._learned_k = 0
         self._k = self._by_table(1)
         self._forget()
 
@@ -132,6 +131,17 @@ class Policy:
     def k(self) -> int:
         """The K in use, probes aside."""
         return self._k
+
+    @property
+    def mode(self) -> Mode:
+        """Who decides; may be set at any time."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        if isinstance(mode, int) and mode not in self.ks:
+            raise ValueError(f"K={mode} is none of those that the engine may be told: {list(self.ks)}")
+        self._mode: Mode = mode
 
     @property
     def probe_share(self) -> float:
@@ -230,7 +240,7 @@ class Policy:
             self.faults[fault] += 1
             self._missing += 1
             return
-        self._missing, self._learned_ns = 0, step.begun_ns
+        self._missing, self._learned_ns, self._learned_k = 0, step.begun_ns, step.k
         if step.decoding:  # else it read prompts, and nothing else
             self._belief.learn(self._now_s, step)
 
@@ -245,11 +255,14 @@ class Policy:
         if not 0 <= step.prefill_tokens < math.inf:
             return "prefill_tokens"
         most = step.decoding
+        # The first step after a switch verifies drafts of the K before.
+        if len(step.accepted) > max(step.k, self._learned_k):
+            return "accepted"
         for accepted in step.accepted:
             if not 0 <= accepted <= most:
                 return "accepted"
             most = accepted
-        return None if len(step.accepted) <= step.k else "accepted"
+        return None
 
     def _decide(self, seen: Observation, elapsed_s: float) -> int:
         decoding = seen.decoding

@@ -95,7 +95,7 @@ class Client:
     `base_url` may carry a path (`http://host/proxy`), which goes before the path of every request.
     `timeout_s` bounds connecting, and then the whole of an answer, however slowly it comes.
     Not thread-safe: a thread that scrapes has a client of its own. Raises `TargetError` for a URL or header
-    that can't be used, and from `get` and `post` for every trouble with the connection.
+    that can't be used, and from `get`, `post` and `delete` for every trouble with the connection.
     """
 
     def __init__(self, base_url: str, headers: Mapping[str, str], timeout_s: float) -> None:
@@ -129,6 +129,10 @@ class Client:
     def post(self, path: str, body: bytes) -> Response:
         """POST a JSON `body` to `path`."""
         return self._request("POST", path, body)
+
+    def delete(self, path: str) -> Response:
+        """DELETE `path`."""
+        return self._request("DELETE", path, None)
 
     def close(self) -> None:
         """Drop the connection; a later request opens a new one."""
