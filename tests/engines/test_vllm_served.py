@@ -22,7 +22,7 @@ from breakeven.errors import EngineError
 from breakeven.records import LevelRecord, RequestRecord
 from breakeven.runs import read_run
 from tests.conftest import Run
-from tests.engines.processes import within
+from tests.engines.processes import descendants, is_alive, within
 
 START_LIMIT_S = 600.0
 """On a busy machine; alone a server takes a minute."""
@@ -154,23 +154,3 @@ def test_eagle_3_is_faster_for_one_request_and_slower_for_sixteen(
     level, _ = level_of(tmp_path / "runs" / "on", 1)
     assert level.spec is not None
     assert level.spec["acceptance_length"] > 1.4
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes that `pid` has started, they themselves, and so on."""
-    parents = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parents[int(directory.name)] = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
-    found = [pid]
-    for parent in found:
-        found += [child for child, its in parents.items() if its == parent]
-    return found[1:]
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it runs; one that has ended and waits for its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

@@ -32,7 +32,7 @@ __all__ = ["TRIED", "decoded", "scheduler"]
 #: Releases of which the scheduler was read (0.32.0 was also run).
 TRIED = ("0.32", "0.33")
 #: What was learned is written down so often, for a server that is killed.
-_KEEP_S = 60.0
+_KEEP_S = 10.0
 
 # Of vLLM's own tree, so that its handlers print it.
 _log = logging.getLogger("vllm.breakeven")

@@ -25,7 +25,8 @@ _EPILOG = """arms:
                                      at 9310; the page's key, if it has one, in BREAKEVEN_CONTROL_KEY
   NAME=local: or local:ngram-simple  the embedded engine
   NAME=vllm: or vllm:eagle3:2        vLLM on this processor (make vllm): vllm:ngram:K, vllm:eagle3:K, or with its own
-                                     table from batch sizes to K, vllm:eagle3:[[1,4,2],[5,64,0]]
+                                     table from batch sizes to K, vllm:eagle3:[[1,4,2],[5,64,0]],
+                                     or with breakeven's policy among some K, vllm:eagle3:auto@0,1,2
   NAME=serve:COMMAND                 a server to start, on the port that it gets as {port}
 
 examples:

@@ -1,4 +1,5 @@
-"""What a `vllm:` arm asks for: `ngram:4`, `eagle3:2`, or a table, `eagle3:[[1,4,2],[5,64,0]]`."""
+"""What a `vllm:` arm asks for: `ngram:4`, `eagle3:2`, a table, `eagle3:[[1,4,2],[5,64,0]]`, or a policy that chooses
+among some K in the server, `eagle3:auto@0,1,2`."""
 
 from __future__ import annotations
 
@@ -19,6 +20,9 @@ OFF = "off"
 MOST_K = 16
 """vLLM has no limit of its own; a typing error shall not cost a minute's start and then a very slow server."""
 
+#: The kinds of policies that the server's own process reads (`decide.modes`).
+POLICIES = ("auto", "table", "fixed")
+
 #: Longest and shortest run of tokens that the n-gram drafter looks up in what is there already. vLLM's default is 5
 #: and 5, which it calls arbitrary; shorter ones draft more often.
 _NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -28,11 +32,15 @@ _Row = tuple[int, int, int]
 
 
 class Speculation(NamedTuple):
-    """A drafter and its K. `table` has a K for each range of batch sizes, and `k` is then the largest in it."""
+    """A drafter and its K. `table` has a K for each range of batch sizes, and `k` is then the largest in it.
+
+    With a `policy` (`decide.modes` reads it) the table only declares which K there are.
+    """
 
     method: str
     k: int
     table: tuple[_Row, ...] = ()
+    policy: str | None = None
 
     def config(self, head: Path | None = None) -> dict[str, Any] | None:
         """vLLM's --speculative-config, None where there is no speculation; `head` is the folder of EAGLE-3's."""
@@ -46,6 +54,8 @@ class Speculation(NamedTuple):
         """As it would be written in an arm."""
         if self.method == OFF:
             return OFF
+        if self.policy is not None:
+            return f"{self.method}:{self.policy}@{','.join(str(k) for *_, k in reversed(self.table))}"
         rows = json.dumps(self.table, separators=(",", ":"))
         return f"{self.method}:{rows if self.table else self.k}"
 
@@ -63,10 +73,23 @@ def parse_speculation(text: str) -> Speculation:
     if rest.startswith("["):
         table = _parse_table(text, rest)
         return Speculation(method, max(k for _, _, k in table), table)
+    if "@" in rest:
+        return _parse_policy(text, method, *rest.rsplit("@", 1))
     k = int(rest) if rest.isascii() and rest.isdigit() else -1
     if not 0 <= k <= MOST_K:
         raise _refused(text, f"K, the draft tokens a step, is a whole number from 0 to {MOST_K}, as in {method}:2")
     return Speculation(method, k) if k else Speculation(OFF, 0)
+
+
+def _parse_policy(text: str, method: str, policy: str, listed: str) -> Speculation:
+    """The K of a policy, each at a batch size of its own: the largest at 1, the smallest at all the others."""
+    found = [int(k) for k in listed.split(",") if k.isascii() and k.isdigit()]
+    ks = sorted(set(found), reverse=True)
+    if len(found) != listed.count(",") + 1 or len(ks) < 2 or ks[0] > MOST_K:
+        raise _refused(text, f"a policy chooses among two or more K from 0 to {MOST_K}, as in {method}:auto@0,2,4")
+    if policy.partition(":")[0] not in POLICIES:
+        raise _refused(text, f"{policy!r} is no policy: auto, auto:FILE, table:FILE or fixed:K stands before the @")
+    return Speculation(method, ks[0], tuple((size, size, k) for size, k in enumerate(ks, 1)), policy)
 
 
 def _parse_table(text: str, rows: str) -> tuple[_Row, ...]:

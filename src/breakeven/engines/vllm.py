@@ -25,7 +25,7 @@ from typing import NamedTuple
 from breakeven.engines.process import ServerProcess, free_port
 from breakeven.engines.serve import Progress
 from breakeven.engines.speculation import Speculation, parse_speculation
-from breakeven.engines.vllm_parts import VERSION, Installation, find_head, find_installation
+from breakeven.engines.vllm_parts import VERSION, Installation, check_control, find_head, find_installation
 from breakeven.errors import EngineError
 
 __all__ = ["check_memory", "explain", "number_type", "start_vllm"]
@@ -92,7 +92,12 @@ def start_vllm(
     with contextlib.ExitStack() as stack:
         servers = {}
         for name, command in commands.items():
-            say(f"starting vLLM {installation.version} ({command.speculation}) on port {command.port}, about a minute")
+            page = command.environment.get("BREAKEVEN_PORT") if command.speculation.policy is not None else None
+            also = f", its control page on {page}" if page else ""
+            say(
+                f"starting vLLM {installation.version} ({command.speculation}) on port {command.port}{also}, "
+                "about a minute"
+            )
             servers[name] = stack.enter_context(_launch(command))
         for name, command in commands.items():
             _await(servers[name], command, start_timeout_s, say)
@@ -165,9 +170,14 @@ def _command(installation: Installation, speculation: Speculation, requests: int
     words += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
     config = speculation.config(head)
     words += ["--speculative-config", json.dumps(config)] if config else []
+    environment = _environment(cache_gib)
+    if speculation.policy is not None:
+        check_control(installation)
+        words += ["--scheduler-cls", "breakeven.act.vllm.scheduler"]
+        environment |= {"BREAKEVEN_POLICY": speculation.policy, "BREAKEVEN_PORT": str(free_port())}
     return _Command(
         tuple(words),
-        _environment(cache_gib),
+        environment,
         port,
         RUNTIME_BYTES + model.weight_bytes * size // 2 + cache_gib * GIB,
         speculation,

