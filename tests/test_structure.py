@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "measure": GROUND,
     "engines": GROUND,
     "decide": GROUND | {"measure"},
+    "act": {"errors", "decide"},
     "sim": GROUND | {"load", "measure", "decide"},
     "report": GROUND | {"measure", "decide", "sim"},
     "levels": GROUND | {"load"},
@@ -79,13 +80,16 @@ POLICY = set("belief comeback modes observed policy prices probing schedule step
 def test_the_policy_imports_nothing_that_an_engine_lacks() -> None:
     for path in [ROOT / "decide" / f"{name}.py" for name in POLICY] + [ROOT / "errors.py"]:
         assert set(imports(path)) <= {f"decide.{name}" for name in POLICY} | {"errors"}, path
+    acting = {f"decide.{name}" for name in POLICY} | {f"act.{path.stem}" for path in (ROOT / "act").glob("*.py")}
+    for path in (ROOT / "act").glob("*.py"):
+        assert set(imports(path)) <= acting | {"errors"}, path
     code = (
-        "import sys, breakeven.decide.modes\n"
+        "import sys, breakeven.act.vllm\n"
         "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
     )
     plain, loaded = (
         set(subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True).stdout.split())
-        for text in (code.replace("breakeven.decide.modes", "numpy"), code)
+        for text in (code.replace("breakeven.act.vllm", "numpy"), code)
     )
     assert loaded - plain == {"breakeven"}
 

@@ -126,7 +126,7 @@ class _Governed:
             deque()
         )  # what was scheduled, and when that step began at the earliest
         self._page: ThreadingHTTPServer | None = open_page(self._governor, control)
-        self._ended = threading.Event()
+        self._ended, self._state = threading.Event(), control.state
         if control.state is not None:
             threading.Thread(target=self._keep, args=(control.state,), name="breakeven state", daemon=True).start()
         self.dynamic_sd_lookup = _Lookup(self)
@@ -155,8 +155,10 @@ class _Governed:
         return outputs
 
     def shutdown(self) -> None:
-        """vLLM's; ends the page, which writes down what was learned."""
+        """vLLM's; ends the page and writes down what was learned."""
         self._ended.set()
+        if self._state is not None:
+            self._governor.keep(self._state)
         if self._page is not None:
             self._page.shutdown()
             self._page.server_close()
@@ -183,7 +185,6 @@ class _Governed:
     def _keep(self, path: Any) -> None:
         while not self._ended.wait(_KEEP_S):
             self._governor.keep(path)
-        self._governor.keep(path)
 
 
 def _step(scheduler_output: Any, model_runner_output: Any, begun_ns: int, now_ns: int) -> Step:
