@@ -85,6 +85,7 @@ class Arm:
             self.identity.engine,
             sampling=self._sampling,
             extra_body=options.extra_body,
+            timeout_s=options.stall_timeout_s,
         )
         return self.found
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from breakeven.errors import TargetError
-from breakeven.load import probe as probe_module
 from breakeven.load.dialect import Api
 from breakeven.load.probe import Probe, probe
 from breakeven.load.prompts import Prompt
@@ -187,11 +186,11 @@ def test_a_server_that_does_not_stream(kind: str) -> None:
     assert "try another --api" in said
 
 
-def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "_TIMEOUT_S", 0.2)
-    said = refused(READ)
+def test_a_server_that_never_answers() -> None:
+    said = refused(READ, timeout_s=0.2)
     assert "no end within 0.2 s" in said
     assert "stuck, or busy" in said
+    assert "--stall-timeout" in said
 
 
 def test_a_stream_with_an_error_in_it() -> None:

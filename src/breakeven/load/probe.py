@@ -57,8 +57,11 @@ async def probe(
     *,
     sampling: Mapping[str, Any],
     extra_body: Mapping[str, Any],
+    timeout_s: float = _TIMEOUT_S,
 ) -> Probe:
     """Tries the APIs in order, each with the fields that make the engine count, until one answers well.
+
+    An answer may take `timeout_s` seconds.
 
     Raises:
         TargetError: none does. The text is the server's own reason, and the flag to look at.
@@ -67,7 +70,7 @@ async def probe(
     for api in apis:
         for counting in _COUNTING.get(engine, _UNKNOWN_ENGINE):
             dialect = dialect_for(api, COUNTING[counting])
-            record = await _ask(target, model, prompt, dialect, sampling, extra_body)
+            record = await _ask(target, model, prompt, dialect, sampling, extra_body, timeout_s)
             if record.outcome in ("ok", "empty"):
                 return Probe(dialect, counting, record)
             # The last refusal of an API that exists: it had the fewest fields of ours in it, so it is not about them.
@@ -87,6 +90,7 @@ async def _ask(
     dialect: Dialect,
     sampling: Mapping[str, Any],
     extra_body: Mapping[str, Any],
+    timeout_s: float,
 ) -> RequestRecord:
     records: list[RequestRecord] = []
     client = Client(
@@ -96,8 +100,8 @@ async def _ask(
         records.append,
         sampling=sampling,
         extra_body=extra_body,
-        timeout_s=_TIMEOUT_S,
-        stall_timeout_s=_TIMEOUT_S,
+        timeout_s=timeout_s,
+        stall_timeout_s=timeout_s,
     )
     level = LevelPlan(index=-1, run=0, concurrency=1, max_tokens=_TOKENS)
     async with client:
@@ -118,7 +122,7 @@ def _refusal(target: Target, record: RequestRecord) -> TargetError:
     elif "certificate verify failed" in said:
         mend = "use the host name it was issued for, or name the file of its CA in SSL_CERT_FILE"
     elif record.outcome == "timeout":
-        mend = "is the engine stuck, or busy with others?"
+        mend = "is the engine stuck, or busy with others? --stall-timeout gives it longer"
     elif record.outcome in ("protocol", "truncated"):
         mend = "does this server stream (text/event-stream)? try another --api"
     else:
