@@ -1,6 +1,6 @@
 """The target model answers the prompts, and what it knows at each token is kept: that is what a drafter gets to see.
 
-Usage: answers.py MODEL WORK [--first N] [--second N]
+Usage: answers.py MODEL WORK [--first N] [--second N] [--third N]
 
 Writes WORK/answers.jsonl, a conversation a line: `tokens` are the ids of prompt and answer, `opening` is where the
 user's text begins, `prompt` where the answer does. WORK/states.bin has four bf16 vectors for each of those tokens, in
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--first", type=int, default=800, help="conversations without a document")
     parser.add_argument("--second", type=int, default=240, help="conversations about an answer to one of the first")
+    parser.add_argument("--third", type=int, help="requests of requests.jsonl (all)")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
@@ -138,7 +139,7 @@ def main() -> None:
         texts = [tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False) for c in conversations]
         return [ids[: LONGEST - max(ANSWER)] for ids in tokenizer(texts)["input_ids"]]
 
-    third = encode(third_round())
+    third = encode(third_round()[: args.third])
     total = args.first + args.second + len(third)
     answering.answer(encode(first_round(args.first, SEED)), 0, total)
     answered = sorted((e for e in answering.done if e["number"] < args.first), key=lambda e: e["number"])

@@ -120,7 +120,7 @@ def second_round(documents: Sequence[str], seed: int) -> list[list[dict[str, str
 
 
 def third_round() -> list[list[dict[str, str]]]:
-    """What stands in `requests.jsonl`: each question, and each document with each of its tasks, before it or after."""
+    """What stands in `requests.jsonl`, mixed: each question, and each document with each of its tasks."""
     found = []
     for line in REQUESTS.read_text("utf-8").splitlines():
         entry = json.loads(line)
@@ -130,6 +130,7 @@ def third_round() -> list[list[dict[str, str]]]:
             texts.append(f"{task}\n\n{document}" if place % 2 else f"{document}\n\n{task}")
         opening = [{"role": "system", "content": system}] if system else []
         found += [[*opening, {"role": "user", "content": text}] for text in texts]
+    random.Random("third round").shuffle(found)
     return found
 
 
