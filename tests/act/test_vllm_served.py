@@ -80,13 +80,13 @@ def bench(breakeven: Run, server: Governed, place: Path, *more: object) -> Any:
 def test_auto_learns_from_every_step_and_serves_all(auto: Governed, breakeven: Run, tmp_path: Path) -> None:
     before = auto.state()
     run = bench(breakeven, auto, tmp_path / "run", "--concurrency", 1, 4, "--requests", 8)
-    assert {record.outcome for record in run.requests} == {"ok"}
+    assert {record.outcome for record in measured(run)} == {"ok"}
     state = auto.state()
     assert state["faults"] == {}
     assert state["fallback_steps"] <= before["fallback_steps"] + 64  # at the start nothing was seen yet
     steps = state["steps"] - before["steps"]
-    # Each request has 48 tokens, up to 4 requests share a step, and a step brings each up to 5.
-    assert 16 * 48 / 4 / 5 <= steps <= 16 * 48
+    # Each request has up to 48 tokens, up to 4 requests share a step, and a step brings each up to 5.
+    assert 16 * 48 / 4 / 5 <= steps <= 48 * len(run.requests)
     assert [each["k"] for each in state["estimates"]] == [0, 2, 4]
     assert all(1 < each["tokens_per_s"] < 5000 for each in state["estimates"])
     assert state["policy_us_median"] < 1000
@@ -102,12 +102,12 @@ def test_pinned_arms_of_one_server_draft_what_they_are_pinned_to(
     compare = ["compare", *arms, "--concurrency", 2, "--requests", 4, "--cycles", 2, *CHAT, "--output", tmp_path / "c"]
     done = breakeven(*compare, timeout_s=500)
     assert done.returncode == 0, done.stderr
-    drafted = {}
-    for k in (0, 4):
-        (level,) = {level.plan.index: level for level in read_run(tmp_path / "c" / f"k{k}").levels}.values()
-        drafted[k] = level.counters.get("num_draft_tokens", 0) if level.spec is None else level.spec["drafts"]
-    assert drafted[0] == 0
-    assert drafted[4] > 0
+    turns = {k: read_run(tmp_path / "c" / f"k{k}").levels for k in (0, 4)}
+    assert len(turns[0]) == len(turns[4]) >= 2
+    assert [level.spec for level in turns[0]] == [None] * len(turns[0])
+    # Each draft is one of four tokens, unless its request is nearly at its end.
+    assert all(level.spec and 3 < level.spec["draft_tokens"] / level.spec["drafts"] <= 4 for level in turns[4])
+    assert [level.pin_broken for levels in turns.values() for level in levels] == [None] * 2 * len(turns[0])
     state = auto.state()
     assert state["pinned"] is None
     assert state["pins"] >= 4
@@ -150,20 +150,17 @@ def test_a_policy_that_raises_and_signals_that_lie_reach_no_request(
         run = bench(breakeven, broken, tmp_path / "broken", *asked)
         state = broken.state()
     well = bench(breakeven, auto, tmp_path / "well", *asked)
-    assert {record.outcome for record in run.requests} == {"ok"}
-    assert [record.output_tokens for record in run.requests] == [48] * 8
+    assert [(record.outcome, record.output_tokens) for record in measured(run)] == [("ok", 48)] * 8
     assert state["faults"]["exception"] > 10
     assert state["faults"]["step"] > 10
     assert state["faults"]["decoding"] > 10
-    texts = {text(record): record for record in well.requests}
-    same = sum(text(record) in texts for record in run.requests)
-    assert same >= 6
+    texts = {record.text for record in measured(well)}
+    assert sum(record.text in texts for record in measured(run)) >= 6
 
 
-def text(record: Any) -> str:
-    """What a request was answered."""
-    assert record.text
-    return str(record.text)
+def measured(run: Any) -> list[Any]:
+    """The requests that count."""
+    return [record for record in run.requests if record.phase == "measured"]
 
 
 def test_a_kill_in_mid_run_leaves_nothing_but_what_was_learned(
