@@ -187,5 +187,5 @@ def kill_the_engine(processes: list[int]) -> None:
     """That of a server's processes in which vLLM schedules, and the policy runs."""
     names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in processes if is_alive(pid)}
     for pid, name in names.items():
-        if "EngineCore" in name:
+        if "EngineCor" in name:  # the kernel keeps fifteen letters of VLLM::EngineCore
             os.kill(pid, signal.SIGKILL)
