@@ -143,7 +143,7 @@ def test_eagle_3_is_faster_for_one_request_and_slower_for_sixteen(
 ) -> None:
     # Short prompts: reading long ones takes both arms most of the time, and hides what drafting does.
     compare = ["compare", "--arm", "off=vllm:", "--arm", "on=vllm:eagle3:2", "--concurrency", 1, 16]
-    compare += ["--kind", "chat", "maths", "--max-tokens", 128, "--duration", "15s", "--cycles", 2, "--warmup", 1]
+    compare += ["--kind", "chat", "maths", "--max-tokens", 96, "--duration", "20s", "--cycles", 1, "--warmup", 1]
     compare += ["--output", tmp_path / "runs"]
     done = breakeven(*compare, env=environment, timeout_s=START_LIMIT_S + 400)
     assert done.returncode == 0, done.stderr
