@@ -170,7 +170,9 @@ def test_a_kill_in_mid_run_leaves_nothing_but_what_was_learned(
     monkeypatch.setenv("BREAKEVEN_STATE", str(learned))
     with governed("ngram:auto@0,2,4") as (server,):
         processes = descendants(server.server.pid)
-        killer = threading.Timer(15.0, kill_the_engine, (processes,))
+        killer = threading.Thread(
+            target=kill_the_engine, args=(processes, tmp_path / "run" / "requests.jsonl", learned)
+        )
         killer.start()
         command = ["bench", "--server-url", server.server.url, *CHAT, "--concurrency", 2, "--duration", "30s"]
         done = breakeven(*command, "--no-ramp", "--output", tmp_path / "run", timeout_s=500)
@@ -183,8 +185,9 @@ def test_a_kill_in_mid_run_leaves_nothing_but_what_was_learned(
     assert "goes on" in governor.restore(learned)
 
 
-def kill_the_engine(processes: list[int]) -> None:
-    """That of a server's processes in which vLLM schedules, and the policy runs."""
+def kill_the_engine(processes: list[int], requests: Path, learned: Path) -> None:
+    """That of a server's processes in which vLLM schedules and the policy runs, once a request has ended."""
+    assert within(300, lambda: requests.exists() and requests.stat().st_size > 0 and learned.exists())
     names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in processes if is_alive(pid)}
     for pid, name in names.items():
         if "EngineCor" in name:  # the kernel keeps fifteen letters of VLLM::EngineCore
