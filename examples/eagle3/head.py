@@ -88,7 +88,7 @@ class Head(nn.Module):
             hidden: [batch, time, hidden], combined states, or this function's own output of the step before.
             step: 0 for the first; position i then stands at i + step.
             cache: keys and values of the steps before; this step's are appended.
-            first: the position that `tokens` and `hidden` begin at; 0 in the first step, never less than before.
+            first: the position that `tokens` and `hidden` begin at; 0 in the first step, the same in all later ones.
         """
         t = self._target
         batch, time = tokens.shape
@@ -111,7 +111,6 @@ class Head(nn.Module):
         time, scale = k.shape[2], self._target.width**-0.5
         ahead = torch.full((time, time), -torch.inf).triu(1)[first:]
         seen = (q @ k.transpose(-1, -2)) * scale + ahead
-        drafts = [(key[:, :, -q.shape[2] :], value[:, :, -q.shape[2] :]) for key, value in drafts]
         own = torch.stack([(q * key).sum(-1) * scale for key, _ in drafts], -1)
         weights = torch.cat([seen, own], -1).softmax(-1)
         return weights[..., :time] @ v + sum(

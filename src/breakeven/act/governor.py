@@ -65,13 +65,12 @@ class Governor:
         """The K for the step that begins now; the arguments are those of `Observation`."""
         begun_ns = self._clock_ns()
         with self._lock:
-            if self._pin and begun_ns >= self._pin[1]:
-                self._release()
+            self._end_pin(begun_ns)
             k = self._policy.choose(Observation(begun_ns, decoding, waiting, kv_use, self._last))
             self.active_k, self.decoding = k, decoding
-        cost_ns = self._clock_ns() - begun_ns
-        self._cost_ns += cost_ns
-        self._costs_ns.append(cost_ns)
+            cost_ns = self._clock_ns() - begun_ns
+            self._cost_ns += cost_ns
+            self._costs_ns.append(cost_ns)
         return k
 
     def report(self, step: Step) -> None:
@@ -105,21 +104,26 @@ class Governor:
     def _release(self) -> None:
         self._pin, self._policy.mode = None, self._mode
 
+    def _end_pin(self, now_ns: int) -> None:
+        """Takes a pin away whose time is over."""
+        if self._pin and now_ns >= self._pin[1]:
+            self._release()
+
     def state(self) -> dict[str, Any]:
         """What is going on, as JSON has it."""
         policy = self._policy
         with self._lock:
-            now_ns, pin = self._clock_ns(), self._pin
-            is_pinned = pin is not None and now_ns < pin[1]
+            now_ns = self._clock_ns()
+            self._end_pin(now_ns)
+            pin, costs_ns = self._pin, list(self._costs_ns)
             estimates = policy.estimates(max(1, self.decoding)) if policy.steps else []
-        costs_ns = sorted(self._costs_ns.copy())
         return {
             "schema": STATE_SCHEMA,
             "policy": self._name,
             "ks": list(self.ks),
             "k": self.active_k,
             "decoding": self.decoding,
-            "pinned": {"k": pin[0], "seconds_left": (pin[1] - now_ns) / 1e9} if pin and is_pinned else None,
+            "pinned": {"k": pin[0], "seconds_left": (pin[1] - now_ns) / 1e9} if pin else None,
             "pins": self.pins,
             "estimates": [{"k": e.k, "tokens_per_s": e.tokens_per_s, "doubt": e.doubt} for e in estimates],
             "steps": policy.steps,

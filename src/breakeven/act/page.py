@@ -81,11 +81,6 @@ def open_page(governor: Governor, control: Control) -> ThreadingHTTPServer:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    # With it, as HTTPServer has it, a second server's page would share a port that lingers; on Linux it doesn't share
-    # one that listens.
-    allow_reuse_address = True
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader that went away is nothing to print into the engine's log."""
 

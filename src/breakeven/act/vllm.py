@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from breakeven.act.governor import Governor
@@ -27,10 +28,10 @@ from breakeven.errors import UsageError
 if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
 
-__all__ = ["TRIED", "decoded", "scheduler"]
+__all__ = ["LOOKED_AT", "decoded", "scheduler"]
 
 #: Releases of which the scheduler was read (0.32.0 was also run).
-TRIED = ("0.32", "0.33")
+LOOKED_AT = ("0.32", "0.33")
 #: What was learned is written down so often, for a server that is killed.
 _KEEP_S = 10.0
 
@@ -64,9 +65,10 @@ def _check(vllm_config: Any, *, untried: bool) -> None:
     import vllm  # type: ignore[import-not-found,unused-ignore]  # an environment of its own
 
     version = str(vllm.__version__)
-    if not untried and ".".join(version.split(".")[:2]) not in TRIED:
+    if not untried and ".".join(version.split(".")[:2]) not in LOOKED_AT:
         raise UsageError(
-            f"vLLM {version} was not tried, {' and '.join(TRIED)} were: take one of these, or set BREAKEVEN_UNTRIED=1"
+            f"vLLM {version} was not tried: {' and '.join(LOOKED_AT)} were looked at: take one of these, or set "
+            "BREAKEVEN_UNTRIED=1"
         )
     ranks = vllm_config.parallel_config.data_parallel_size
     if ranks > 1:
@@ -122,13 +124,12 @@ class _Governed:
             _log.info("breakeven: %s", self._governor.restore(control.state))
         self._table: list[int] = table
         self._since_ns: int | None = None  # when the work began that is now under way
-        self._under_way: deque[tuple[Any, int]] = (
-            deque()
-        )  # what was scheduled, and when that step began at the earliest
+        # What was scheduled, and when that step began at the earliest.
+        self._under_way: deque[tuple[Any, int]] = deque()
         self._page: ThreadingHTTPServer | None = open_page(self._governor, control)
         self._ended, self._state = threading.Event(), control.state
-        if control.state is not None:
-            threading.Thread(target=self._keep, args=(control.state,), name="breakeven state", daemon=True).start()
+        if self._state is not None:
+            threading.Thread(target=self._keep, args=(self._state,), name="breakeven state", daemon=True).start()
         self.dynamic_sd_lookup = _Lookup(self)
         host, port = self._page.server_address[:2]
         ks = " ".join(map(str, policy.ks))
@@ -182,7 +183,7 @@ class _Governed:
             if output is scheduler_output:
                 return begun_ns
 
-    def _keep(self, path: Any) -> None:
+    def _keep(self, path: Path) -> None:
         while not self._ended.wait(_KEEP_S):
             self._governor.keep(path)
 

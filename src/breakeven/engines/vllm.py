@@ -66,6 +66,7 @@ class _Command(NamedTuple):
     words: tuple[str, ...]
     environment: dict[str, str]
     port: int
+    page_port: int | None
     needs_bytes: int
     speculation: Speculation
     installation: Installation
@@ -92,8 +93,7 @@ def start_vllm(
     with contextlib.ExitStack() as stack:
         servers = {}
         for name, command in commands.items():
-            page = command.environment.get("BREAKEVEN_PORT") if command.speculation.policy is not None else None
-            also = f", its control page on {page}" if page else ""
+            also = f", its control page on {command.page_port}" if command.page_port else ""
             say(
                 f"starting vLLM {installation.version} ({command.speculation}) on port {command.port}{also}, "
                 "about a minute"
@@ -170,15 +170,17 @@ def _command(installation: Installation, speculation: Speculation, requests: int
     words += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
     config = speculation.config(head)
     words += ["--speculative-config", json.dumps(config)] if config else []
-    environment = _environment(cache_gib)
+    environment, page_port = _environment(cache_gib), None
     if speculation.policy is not None:
         check_control(installation)
+        page_port = free_port()
         words += ["--scheduler-cls", "breakeven.act.vllm.scheduler"]
-        environment |= {"BREAKEVEN_POLICY": speculation.policy, "BREAKEVEN_PORT": str(free_port())}
+        environment |= {"BREAKEVEN_POLICY": speculation.policy, "BREAKEVEN_PORT": str(page_port)}
     return _Command(
         tuple(words),
         environment,
         port,
+        page_port,
         RUNTIME_BYTES + model.weight_bytes * size // 2 + cache_gib * GIB,
         speculation,
         installation,
