@@ -120,6 +120,11 @@ def test_the_engines_process_reads_what_was_asked_for_and_the_key_is_the_shells(
     assert policy_of(control.policy, ks).mode == 2
 
 
+def test_a_drafter_with_a_cache_may_be_left_alone(breakeven: Run, tmp_path: Path) -> None:
+    done = breakeven("flags", "vllm", "--deep", "--policy", f"auto:{write(tmp_path)}")
+    assert read_control(pasted(done.stdout, tmp_path)[0]).deep
+
+
 def test_k_that_a_server_may_never_reach_are_named(breakeven: Run, tmp_path: Path) -> None:
     path = write(tmp_path, ranges=(Range(1, 200, 3), Range(201, 256, 0)))
     assert "K = 0 stands only beyond 128" in breakeven("flags", "vllm", "--policy", f"table:{path}").stderr
@@ -141,6 +146,8 @@ def test_k_that_a_server_may_never_reach_are_named(breakeven: Run, tmp_path: Pat
         ((*NGRAM, "--policy", "fixed:3"), "fixed:3: K is one of 0, 2, 4"),
         ((*NGRAM, "--policy", "table:nowhere.json"), "nowhere.json can't be read"),
         ((*NGRAM, "--max-num-seqs", "2"), "--max-num-seqs 2"),
+        ((*NGRAM, "--deep"), "--deep is for a drafter with a KV cache (eagle, eagle3, mtp, draft_model), beside --k 0"),
+        (("--method", "mtp", "--k", "1", "2", "--deep"), "beside --k 0"),
         ((*NGRAM, "--host", "0.0.0.0"), "--host 0.0.0.0: others than this machine may pin K there"),
         ((*NGRAM, "--port", "70000"), "--port"),
         ((*NGRAM, "--objective-ms", "nan"), "--objective-ms"),

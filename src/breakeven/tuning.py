@@ -143,8 +143,8 @@ def export_file(path: Path, engine: Engine | None, model: str | None) -> Exporte
 def _known(variant: Variant, own: BenchOptions) -> Variant:
     """The variant with its K: what was said, held against what the server tells, if it is up already."""
     told = None
-    if own.pin == "auto":
-        raise UsageError(f"--arm {variant.name}: with pin:auto the server chooses K; a table needs arms of one K each")
+    if own.pin in ("auto", "deep"):
+        raise UsageError(f"--arm {variant.name}: pin:{own.pin} is no K that a table has; it needs arms of one K each")
     if own.server_url is not None and own.pin is None:
         told = k_of(identify(own.server_url, own.request_headers).config)
     if variant.k is None and told is None:

@@ -69,6 +69,12 @@ def test_shows_the_state_and_the_same_as_metrics() -> None:
         assert families["breakeven:active_k"].type == "gauge"
 
 
+def test_no_k_is_pinned_where_none_is() -> None:
+    with page() as (_, port):
+        families = text_string_to_metric_families(ask(port, "GET", "/metrics")[1])
+        assert [family.samples for family in families if family.name == "breakeven:pinned_k"] == [[]]
+
+
 def test_pins_and_takes_the_pin_away() -> None:
     with page() as (governor, port):
         status, state = ask(port, "POST", "/pin", {"k": 2, "seconds": 60})

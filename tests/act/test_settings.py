@@ -23,6 +23,12 @@ def test_variables_override_the_file(tmp_path: Path) -> None:
     assert control == Control(policy="fixed:2", port=0, objective_ms=50.0, state=Path("/s.json"))
 
 
+@pytest.mark.parametrize(("value", "is_set"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_what_is_on_or_off(value: str, *, is_set: bool) -> None:
+    control = read_control({"BREAKEVEN_DEEP": value, "BREAKEVEN_UNTRIED": value})
+    assert (control.deep, control.untried) == (is_set, is_set)
+
+
 def test_others_may_reach_the_page_only_where_pins_need_a_key() -> None:
     with pytest.raises(UsageError, match=r"BREAKEVEN_HOST=0\.0\.0\.0.*BREAKEVEN_KEY"):
         read_control({"BREAKEVEN_HOST": "0.0.0.0"})

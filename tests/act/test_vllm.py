@@ -8,15 +8,17 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from breakeven.act import deep
 from breakeven.act import vllm as act
 from breakeven.act.settings import Control
-from breakeven.decide.observed import Step
+from breakeven.decide.observed import DEEP, Step
 from breakeven.decide.policy import Policy
 
 TABLE = [
@@ -81,13 +83,15 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def config(**changed: Any) -> Any:
     """vLLM's configuration, as far as it is looked at."""
-    said = {"ranks": 1, "asynchronous": False, "speculates": True, "has_table": True} | changed
+    said = {"ranks": 1, "asynchronous": False, "speculates": True, "has_table": True, "method": "eagle3", "v2": False}
+    said |= changed
     rows = [[1, 1, 4], [2, 2, 2], [3, 8, 0]] if said["has_table"] else None
-    speculative = SimpleNamespace(num_speculative_tokens_per_batch_size=rows)
+    speculative = SimpleNamespace(num_speculative_tokens_per_batch_size=rows, method=said["method"])
     return SimpleNamespace(
         parallel_config=SimpleNamespace(data_parallel_size=said["ranks"]),
         speculative_config=speculative if said["speculates"] else None,
         scheduler_config=SimpleNamespace(async_scheduling=said["asynchronous"]),
+        use_v2_model_runner=said["v2"],
         has_table=said["has_table"],
     )
 
@@ -252,6 +256,59 @@ def test_says_in_a_line_why_a_server_cant_be_controlled(
     with pytest.raises(RuntimeError, match=rf"^breakeven: .*{says}") as caught:
         act.scheduler(vllm_config=config(**changed))
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that may be left alone, of a breakeven that is installed as a plugin, in this environment or not."""
+    found = [EntryPoint("breakeven", "breakeven.act.deep:install", "vllm.general_plugins")]
+    monkeypatch.setattr(deep, "entry_points", lambda group: [each for each in found if each.group == group])
+    monkeypatch.setenv("BREAKEVEN_DEEP", "1")
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_step_that_leaves_the_drafter_alone_is_marked_and_told_apart(
+    seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAKEVEN_POLICY", "fixed:0")
+    engine = act.scheduler(vllm_config=config())
+    engine.running = ["a"]
+    outputs = []
+    for k in (DEEP, 2, 0):
+        engine._governor.pin(k, 60)
+        outputs.append(engine.schedule({"a": 1}, {}, []))
+        engine.update_from_output(outputs[-1], sampled(a=1))
+    engine.schedule({"a": 1}, {}, [])
+    assert [output.num_spec_tokens_to_schedule for output in outputs] == [0, 2, 0]
+    assert [getattr(output, deep.MARK, False) for output in outputs] == [True, False, False]
+    assert [observation.last.k for observation in seen[1:]] == [DEEP, 2, 0]
+    engine.shutdown()
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize(
+    ("changed", "variables", "says"),
+    [
+        ({"method": "ngram"}, {}, "the drafter ngram is none of eagle, eagle3, mtp, draft_model"),
+        ({"v2": True}, {}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ({}, {"VLLM_PLUGINS": "lora"}, "VLLM_PLUGINS=lora leaves breakeven out"),
+    ],
+)
+def test_says_in_a_line_why_the_drafter_cant_be_left_alone(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], variables: dict[str, str], says: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=rf"^breakeven: BREAKEVEN_DEEP: .*{says}"):
+        act.scheduler(vllm_config=config(**changed))
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_breakeven_that_is_no_plugin_cant_leave_the_drafter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep, "entry_points", lambda group: [])
+    with pytest.raises(RuntimeError, match="not installed as a plugin"):
+        act.scheduler(vllm_config=config())
 
 
 def test_a_vllm_that_nobody_tried_needs_a_word(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ def pinned(server: Controlled) -> int | None:
 def test_the_page_is_on_the_servers_host_at_its_usual_port_or_at_the_given_one() -> None:
     assert place_of("a", "4@http://gpu1:8000") == ("http://gpu1:8000", "4", "http://gpu1:9310")
     assert place_of("a", "auto@https://gpu1/proxy#99") == ("https://gpu1/proxy", "auto", "http://gpu1:99")
+    assert place_of("a", "deep@http://gpu1:8000").pin == "deep"
     assert place_of("a", "04@http://[::1]:8000") == ("http://[::1]:8000", "4", "http://[::1]:9310")
 
 

@@ -46,9 +46,8 @@ def metrics(state: Mapping[str, Any]) -> str:
     lines = []
     for name, kind, meaning, key in _SIMPLE:
         lines += [*_head(name, kind, meaning), f"breakeven:{name} {state[key]:.10g}"]
-    pinned = state["pinned"]
-    lines += [*_head("pinned_k", "gauge", "The K that is pinned, -1 where none is")]
-    lines += [f"breakeven:pinned_k {pinned['k'] if pinned else -1}"]
+    lines += _head("pinned_k", "gauge", "The K that is pinned, if one is")
+    lines += [f"breakeven:pinned_k {state['pinned']['k']}"] if state["pinned"] else []
     lines += _head("estimated_tokens_per_second", "gauge", "What is believed of each K at this load, all requests")
     lines += [
         f'breakeven:estimated_tokens_per_second{{k="{each["k"]}"}} {each["tokens_per_s"]:.6g}'

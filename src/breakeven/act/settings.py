@@ -26,6 +26,7 @@ class Control(NamedTuple):
         state: a file that keeps what was learned from one start to the next.
         objective_ms: the time per output token that is promised.
         untried: whether an engine's version that nobody has tried is taken.
+        deep: whether a step of K = 0 may leave the drafter alone (`act.deep`).
     """
 
     policy: str = "auto"
@@ -35,10 +36,11 @@ class Control(NamedTuple):
     state: Path | None = None
     objective_ms: float | None = None
     untried: bool = False
+    deep: bool = False
 
 
 def read_control(environment: Mapping[str, str] = os.environ) -> Control:
-    """Reads the variables `BREAKEVEN_POLICY`, `_HOST`, `_PORT`, `_KEY`, `_STATE`, `_OBJECTIVE_MS` and `_UNTRIED`.
+    """Reads the variables `BREAKEVEN_POLICY`, `_HOST`, `_PORT`, `_KEY`, `_STATE`, `_OBJECTIVE_MS`, `_UNTRIED`, `_DEEP`.
 
     `BREAKEVEN_CONFIG` names a JSON file with the same in small letters, of which a variable overrides its own.
 
@@ -55,7 +57,8 @@ def read_control(environment: Mapping[str, str] = os.environ) -> Control:
         key=str(said["key"]) if "key" in said else None,
         state=Path(said["state"]) if "state" in said else None,
         objective_ms=_number(said, "objective_ms", 0, 0.001, 1e6) if "objective_ms" in said else None,
-        untried=str(said.get("untried", "")).lower() in ("1", "true", "yes"),
+        untried=_is_set(said, "untried"),
+        deep=_is_set(said, "deep"),
     )
     if control.key is None and not _is_loopback(control.host):
         raise UsageError(
@@ -85,6 +88,10 @@ def _number(said: Mapping[str, Any], name: str, default: float, lowest: float, h
     if not lowest <= number <= highest or (name == "port" and number != int(number)):
         raise UsageError(f"BREAKEVEN_{name.upper()}={text}: a number from {lowest:g} to {highest:g} is needed")
     return number
+
+
+def _is_set(said: Mapping[str, Any], name: str) -> bool:
+    return str(said.get(name, "")).lower() in ("1", "true", "yes")
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,7 +2,7 @@
 
 vLLM calls `scheduler` where it would make its own `Scheduler` or `AsyncScheduler`, and gets one of these with three
 methods more looked after. The actuator is one attribute, `dynamic_sd_lookup`: vLLM's own table from batch size to K,
-of which it asks an item each step, and which here asks the policy. Nothing is patched.
+of which it asks an item each step, and which here asks the policy. Nothing is patched but by an experiment, `act.deep`.
 
 A step first verifies the drafts that the step before made and then makes its own, of the K that it was told. So in the
 first step after a switch both meet; `decide.belief` takes such steps for what a switch costs and nothing else.
@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from breakeven.act import deep
 from breakeven.act.governor import Governor
 from breakeven.act.page import open_page
 from breakeven.act.settings import Control, read_control
 from breakeven.decide.modes import policy_of
-from breakeven.decide.observed import Step
+from breakeven.decide.observed import DEEP, Step
 from breakeven.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
     try:
         control = read_control()
         _check(vllm_config, untried=control.untried)
+        if control.deep:
+            deep.check(vllm_config)
         engine = _class(vllm_config)(*args, **kwargs)
         engine.govern(control)
     except UsageError as error:
@@ -118,7 +121,10 @@ class _Governed:
             raise UsageError(
                 "this vLLM keeps no table of K by batch size: is num_speculative_tokens_per_batch_size set?"
             )
-        policy = policy_of(control.policy, sorted(set(table[1:])), objective_ms=control.objective_ms)
+        ks = sorted(set(table[1:]))
+        if control.deep and ks[0]:
+            raise UsageError(f"BREAKEVEN_DEEP: 0 is none of the K that are declared, {', '.join(map(str, ks))}")
+        policy = policy_of(control.policy, ks, objective_ms=control.objective_ms, deep=control.deep)
         self._governor = Governor(policy, control.policy)
         if control.state is not None:
             _log.info("breakeven: %s", self._governor.restore(control.state))
@@ -132,13 +138,15 @@ class _Governed:
             threading.Thread(target=self._keep, args=(self._state,), name="breakeven state", daemon=True).start()
         self.dynamic_sd_lookup = _Lookup(self)
         host, port = self._page.server_address[:2]
-        ks = " ".join(map(str, policy.ks))
-        _log.info("breakeven: policy %s over K %s, control page http://%s:%s", control.policy, ks, str(host), port)
+        listed = " ".join(map(str, policy.ks))
+        _log.info("breakeven: policy %s over K %s, control page http://%s:%s", control.policy, listed, str(host), port)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's; notes when the step began, which is when the one before it ended if there was work all the time."""
         begun_ns = time.monotonic_ns() if self._since_ns is None else self._since_ns
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if self._governor.active_k == DEEP and not output.num_spec_tokens_to_schedule:
+            setattr(output, deep.MARK, True)
         self._under_way.append((output, begun_ns))
         return output
 
@@ -171,7 +179,7 @@ class _Governed:
         try:
             # Those whose prompt isn't read to its end in this step draft nothing.
             decoding = max(1, len(self.running) - len(self._inflight_prefills))
-            return self._governor.choose(decoding, len(self.waiting), self.kv_cache_manager.usage)
+            return max(0, self._governor.choose(decoding, len(self.waiting), self.kv_cache_manager.usage))
         except Exception:  # noqa: BLE001  as above
             self._governor.fault("load")
             return self._table[min(scheduled, len(self._table) - 1)]
@@ -196,7 +204,7 @@ def _step(scheduler_output: Any, model_runner_output: Any, begun_ns: int, now_ns
         begun_ns=begun_ns,
         step_ns=now_ns - begun_ns,
         decoding=decoding,
-        k=scheduler_output.num_spec_tokens_to_schedule,
+        k=DEEP if getattr(scheduler_output, deep.MARK, False) else scheduler_output.num_spec_tokens_to_schedule,
         drafts=len(drafts),
         accepted=_accepted(drafts, model_runner_output),
         prefill_tokens=prefill_tokens,

@@ -59,6 +59,7 @@ def add(commands: Any) -> None:
     )
     add("--k", dest="ks", nargs="+", action="extend", type=_k, default=[], metavar="K", help="what may be used: 0 2 4")
     add("--objective-ms", type=_objective, metavar="MS", help="the time per output token that is promised")
+    add("--deep", action="store_true", help="K = 0 may leave the drafter alone, an experiment (docs/vllm.md)")
     add("--state", type=_text, metavar="FILE", help="keeps what was learned from one start to the next")
     add = parser.add_argument_group("server").add_argument
     add("--model", type=_text, help="default: that of the schedule")
@@ -72,6 +73,7 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from breakeven.act.deep import METHODS as DEEP_METHODS
     from breakeven.decide.declared import TABLE_TO, declared, drafter
 
     schedule = _schedule(args)
@@ -79,6 +81,8 @@ def _run(args: argparse.Namespace) -> int:
     variables = _variables(args)
     held = args.max_num_seqs or _knee(schedule, len(ks))
     settings = drafter(schedule, args.method, args.draft_model)
+    if args.deep and (settings["method"] not in DEEP_METHODS or min(ks)):
+        raise UsageError(f"--deep is for a drafter with a KV cache ({', '.join(DEEP_METHODS)}), beside --k 0")
     table = declared(ks, held or TABLE_TO, schedule)
     model = args.model or (schedule.model if schedule else _MODEL)
     words = ["vllm", "serve", model, "--scheduler-cls", "breakeven.act.vllm.scheduler"]
@@ -136,6 +140,7 @@ def _variables(args: argparse.Namespace) -> list[str]:
 
     said = {"POLICY": args.policy, "HOST": args.host, "PORT": args.port, "STATE": args.state}
     said["OBJECTIVE_MS"] = None if args.objective_ms is None else f"{args.objective_ms:g}"
+    said["DEEP"] = 1 if args.deep else None
     given = {f"BREAKEVEN_{name}": str(value) for name, value in said.items() if value is not None}
     key = {"BREAKEVEN_KEY": "…"} if args.key_from_environment else {}
     try:

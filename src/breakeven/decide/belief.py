@@ -3,6 +3,8 @@
 Of a batch of B requests, K is worth y(K) / t(B, K) tokens a second and request: `decide.yields` knows y,
 `decide.steptime` t, `decide.comeback` what a pause does to y, and `decide.prices` what a switch costs. Doubts are
 first-order: variances of the parts, carried through the logarithm of their ratio (the delta method).
+
+A pause is the time at K = 0 or, where the engine can leave the drafter alone, that at `DEEP`.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from breakeven.decide.comeback import Comeback
-from breakeven.decide.observed import Step
+from breakeven.decide.observed import DEEP, Step
 from breakeven.decide.prices import Prices
 from breakeven.decide.schedule import Level
 from breakeven.decide.steptime import StepTimes
 from breakeven.decide.yields import Yields
 
 __all__ = ["Belief", "Estimate"]
+
+
+#: The share of acceptance that is taken to be left after `DEEP` until one was measured: it is no surprise there.
+_LEFT_BEHIND = 0.3
 
 
 class Estimate(NamedTuple):
@@ -41,7 +47,8 @@ class Belief:
         self._ks = tuple(ks)
         self._place = {k: j for j, k in enumerate(self._ks)}
         self._yields, self._times = Yields(max(self._ks)), StepTimes(self._ks, now_s)
-        self._prices, self._comeback = Prices(), Comeback()
+        self._pause = self._ks[0]
+        self._prices, self._comeback = Prices(), Comeback(_LEFT_BEHIND if self._pause == DEEP else 1.0)
         self._before: int | None = None  # the K of the step before
         self._log_tokens = [0.0] * len(self._ks)
 
@@ -59,11 +66,11 @@ class Belief:
         before, self._before = self._before, step.k
         b, k, took_s = step.decoding, step.k, step.step_ns / 1e9
         if before == k:
-            if k:
+            if k > 0:
                 self._learn_drafts(now_s, b, k, step.accepted)
             self._times.learn(now_s, b, k, took_s, step.prefill_tokens)
         elif before is not None and not step.prefill_tokens and self._times.is_known(b, k):
-            share = (b + sum(step.accepted)) / (b * self._yields.tokens()[k])
+            share = (b + sum(step.accepted)) / (b * self._yields.tokens()[max(k, 0)])
             self._prices.learn(before, k, took_s, share * self._times.expected_s(b, k))
 
     def _learn_drafts(self, now_s: float, decoding: int, k: int, accepted: Sequence[int]) -> None:
@@ -74,9 +81,9 @@ class Belief:
 
     def switched(self, now_s: float, before: int, after: int) -> None:
         """The K in use changes: a pause begins or ends, or neither."""
-        if not after:
+        if after == self._pause <= 0:
             self._comeback.pause(now_s, self._yields.first)
-        elif not before:
+        elif before == self._pause <= 0:
             self._comeback.resume(now_s)
 
     def gains(self, decoding: int, k: int) -> list[float]:
@@ -88,7 +95,7 @@ class Belief:
     def doubts(self, now_s: float, decoding: int, k: int) -> list[float]:
         """The standard deviation of each of the gains over `k`; zero for `k` itself."""
         tokens = self._yields.tokens()
-        self._log_tokens = [math.log(tokens[each]) for each in self._ks]
+        self._log_tokens = [math.log(tokens[max(each, 0)]) for each in self._ks]
         return self._doubts(tokens, now_s, decoding, k)
 
     def _doubts(self, tokens: Sequence[float], now_s: float, decoding: int, k: int) -> list[float]:
@@ -106,7 +113,7 @@ class Belief:
         tokens = self._yields.tokens()
         doubts = self._doubts(tokens, now_s, decoding, k)
         return [
-            Estimate(each, decoding * tokens[each] / self._times.expected_s(decoding, each), doubt)
+            Estimate(each, decoding * tokens[max(each, 0)] / self._times.expected_s(decoding, each), doubt)
             for each, doubt in zip(self._ks, doubts, strict=True)
         ]
 
@@ -116,15 +123,19 @@ class Belief:
 
     def token_s(self, decoding: int, k: int) -> float:
         """The time per output token of a request, in seconds."""
-        return self._times.expected_s(decoding, k) / self._yields.tokens()[k]
+        return self._times.expected_s(decoding, k) / self._yields.tokens()[max(k, 0)]
 
     def is_strange(self, decoding: int, k: int) -> bool:
         """Whether nothing like such a step has been seen."""
         return self._times.is_strange(decoding, k)
 
     def price_s(self, before: int, after: int) -> float:
-        """What a switch costs, in seconds of work."""
-        comeback_s = 0.0 if before else self._comeback.price_s(self._yields.tokens()[after])
+        """What a switch costs, in seconds of work. Going deep costs what coming back from there will."""
+        tokens, comeback_s = self._yields.tokens(), 0.0
+        if after == DEEP:
+            comeback_s = self._comeback.price_s(tokens[-1])
+        elif before == self._pause <= 0:
+            comeback_s = self._comeback.price_s(tokens[after])
         return self._prices.of(before, after) + comeback_s
 
     def look_s(self, before: int, after: int) -> float:

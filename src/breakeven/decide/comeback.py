@@ -5,7 +5,8 @@ it get stale: drafts then fail that would have been right, until the requests th
 policy that took such drafts for what they seem would never come back. The share left is a property of the engine, the
 acceptance one of the prompts, and only their product is seen during a pause. Both ends of one tell them apart: what
 probes find soon after its beginning against what was known just before, and what they found last against what is
-found once it is over. Prompts that change at the same moment err to either side, and average out.
+found once it is over. Prompts that change at the same moment err to either side, and average out. How long a return
+takes is how many drafts fail until a cache is whole again, of those that were to fail at its beginning.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any
 
 __all__ = ["Comeback"]
 
-#: Into a pause it takes so long until a cache is as stale as it gets, and about so long out of it until it is whole:
-#: the requests of most services live some seconds.
+#: Into a pause it takes so long until a cache is as stale as it gets, and about so long out of it until it is whole,
+#: before that was measured: the requests of most services live some seconds.
 _GETTING_STALE_S, _FADES_S = 1.0, 4.0
+#: A return is over then, and its length is one of these; it can only be told where so much was lost.
+_RETURN_S, _LEAST_FADES_S, _LEAST_LOST = 12.0, 0.5, 0.2
 #: Drafts that make a comparison, and the comparisons that "nothing is lost" weighs as.
 _ENOUGH_DRAFTS, _FAITH = 100, 2.0
 _MOST_DRAFTS = 400.0
@@ -27,18 +30,24 @@ _LEAST_LEFT = 0.3
 class Comeback:
     """Learns the share left from pauses, and says how fresh drafts are at a moment.
 
+    Args:
+        expected: the share left that a pause is taken for at first.
+
     Attributes:
         left: the share of acceptance that is left in a pause: 1 where nothing is lost.
+        fades_s: the time in which a return makes good what was lost, but for a third.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: float = 1.0) -> None:
         self._log_sum, self._count = 0.0, 0.0
-        self.left = 1.0
+        self._expected = expected
+        self.left, self.fades_s = expected, _FADES_S
         self._paused_s: float | None = None
         self._returned_s = -math.inf
         self._before: float | None = None  # acceptance when the pause began
         self._hits = self._tried = 0.0  # of the first position, in this pause
         self._found: float | None = None  # acceptance at the end of the last pause
+        self._back_hits = self._back_tried = 0.0  # of the first position, since the last return
 
     def fresh(self, now_s: float) -> float:
         """The share of acceptance that drafts have at this moment."""
@@ -46,11 +55,11 @@ class Comeback:
             return 1.0
         if self._paused_s is not None:
             return self.left if now_s - self._paused_s > _GETTING_STALE_S else 1.0
-        return 1 - (1 - self.left) * math.exp((self._returned_s - now_s) / _FADES_S)
+        return 1 - (1 - self.left) * math.exp((self._returned_s - now_s) / self.fades_s)
 
     def price_s(self, tokens: float) -> float:
         """What a return costs in seconds of work, at so many tokens a step of fresh drafts."""
-        return (1 - self.left) * (1 - 1 / tokens) * _FADES_S
+        return (1 - self.left) * (1 - 1 / tokens) * self.fades_s
 
     def pause(self, now_s: float, acceptance: float) -> None:
         """Speculation goes off; `acceptance` is that of the first position."""
@@ -62,14 +71,16 @@ class Comeback:
         if self._paused_s is not None and now_s - self._paused_s > _GETTING_STALE_S:
             self._returned_s = now_s
             self._found = self._hits / self._tried if self._tried >= _ENOUGH_DRAFTS else None
+            self._back_hits = self._back_tried = 0.0
         self._paused_s = None
 
     def look(self, now_s: float, hits: float, tried: float, acceptance: float) -> bool:
         """Takes drafts in; returns whether they say something of the acceptance, too."""
         if self._paused_s is None:
-            if self._found is not None and now_s - self._returned_s > 3 * _FADES_S:
-                self._compare(self._found, acceptance)
-                self._found = None
+            if now_s - self._returned_s <= _RETURN_S:
+                self._back_hits, self._back_tried = self._back_hits + hits, self._back_tried + tried
+            elif self._back_tried:
+                self._look_back(acceptance)
             return True
         if now_s - self._paused_s <= _GETTING_STALE_S:
             return True
@@ -82,8 +93,20 @@ class Comeback:
             self._before = None
         return False
 
+    def _look_back(self, whole: float) -> None:
+        """A return is over."""
+        if self._found is not None:
+            self._compare(self._found, whole)
+            self._found = None
+        if self._back_tried >= _ENOUGH_DRAFTS and 1 - self.left > _LEAST_LOST and whole > 0.01:
+            lost_s = _RETURN_S * (1 - self._back_hits / self._back_tried / whole)
+            took_s = max(_LEAST_FADES_S, min(_RETURN_S, lost_s / (1 - self.left)))
+            self.fades_s += (took_s - self.fades_s) / (1 + _FAITH)
+        self._back_hits = self._back_tried = 0.0
+
     def _set_left(self) -> None:
-        self.left = max(_LEAST_LEFT, min(1.0, math.exp(self._log_sum / (self._count + _FAITH))))
+        log = (self._log_sum + _FAITH * math.log(self._expected)) / (self._count + _FAITH)
+        self.left = max(_LEAST_LEFT, min(1.0, math.exp(log)))
 
     def _compare(self, stale: float, whole: float) -> None:
         """Adds a comparison to the mean, of which the old ones fade."""
@@ -94,7 +117,7 @@ class Comeback:
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON has it; a pause under way is not."""
-        return {"log_sum": self._log_sum, "count": self._count}
+        return {"log_sum": self._log_sum, "count": self._count, "fades_s": self.fades_s}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes a state over.
@@ -102,8 +125,8 @@ class Comeback:
         Raises:
             ValueError: it is no state.
         """
-        log_sum, count = float(state["log_sum"]), float(state["count"])
-        if not (abs(log_sum) <= 12 and 0 <= count <= 10):
-            raise ValueError(f"no mean: {log_sum} of {count}")
-        self._log_sum, self._count = log_sum, count
+        log_sum, count, fades_s = (float(state[name]) for name in ("log_sum", "count", "fades_s"))
+        if not (abs(log_sum) <= 12 and 0 <= count <= 10 and _LEAST_FADES_S <= fades_s <= _RETURN_S):
+            raise ValueError(f"no mean: {log_sum} of {count}, {fades_s} s")
+        self._log_sum, self._count, self.fades_s = log_sum, count, fades_s
         self._set_left()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Observation", "Step"]
+__all__ = ["DEEP", "Observation", "Step"]
+
+#: The K of a step that drafts nothing and lets the drafter's KV cache fall behind; after one of K = 0 it is in step.
+DEEP = -1
 
 
 class Step(NamedTuple):

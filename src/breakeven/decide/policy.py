@@ -7,6 +7,10 @@ rule for renting or buying (A. Karlin et al., Algorithmica 3, 1988). A large gai
 one within seconds, one within the dead band never. K that are not in use are looked at now and then
 (`decide.probing`).
 
+An engine may be able to leave its drafter alone instead of keeping it in step at K = 0. That is one more K, `DEEP`, and
+it is entered from K = 0 only: the rent is what K = 0 costs beyond it, the price what a drafter that fell behind costs
+when it comes back.
+
 Nothing that the engine says may hurt it: what is impossible is counted and not learned from; what raises is counted,
 and the declared table decides for a while.
 """
@@ -19,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from breakeven.decide.belief import Belief, Estimate
-from breakeven.decide.observed import Observation, Step
+from breakeven.decide.observed import DEEP, Observation, Step
 from breakeven.decide.probing import Prober
 from breakeven.decide.schedule import Range, Schedule
 
@@ -33,6 +37,8 @@ _REFRESH_STEPS = 8
 _LONGEST_GAP_S = 0.5
 #: A gain more in doubt than this is a reason to look, and no evidence.
 _MOST_DOUBT = 0.35
+#: The gain of a K that can't be had from the one in use, as neither evidence nor curiosity takes it.
+_OUT_OF_REACH = -1.0
 #: Longer steps, and clocks that go backwards or on by a day, are a fault.
 _LONGEST_STEP_NS, _LONGEST_PAUSE_S = 60e9, 86400.0
 #: So many observations in a row without a step to learn from: the signals have stopped.
@@ -81,8 +87,10 @@ class Policy:
             measured for it is believed at first. By default the smallest K at all loads.
         mode: who decides.
         settings: how `auto` decides.
+        deep: whether the engine can leave the drafter alone; `choose` may then return `DEEP`.
 
     Attributes:
+        ks: what may be chosen, ascending; `DEEP` is the first of them.
         faults: how often which signal was impossible, and `exception`.
         steps, switches, probe_steps, fallback_steps: choices in all; changes of the K in use; looks at others; steps of
             `auto` that the table decided since something was wrong.
@@ -98,14 +106,18 @@ class Policy:
         schedule: Schedule | None = None,
         mode: Mode = "auto",
         settings: Settings | None = None,
+        deep: bool = False,
     ) -> None:
         self.ks = tuple(sorted(set(ks)))
         if not self.ks or self.ks[0] < 0:
             raise ValueError(f"K must be numbers from 0: {list(ks)}")
+        if deep and self.ks[0] > 0:
+            raise ValueError(f"deep is entered from K=0, which is none of the K: {list(ks)}")
         if mode == "table" and schedule is None:
             raise ValueError("the mode `table` needs a schedule")
-        self._place = {k: j for j, k in enumerate(self.ks)}
         self._schedule = schedule or Schedule(model="", ranges=(Range(1, 1, self.ks[0]),))
+        self.ks = (DEEP, *self.ks) if deep else self.ks
+        self._place = {k: j for j, k in enumerate(self.ks)}
         self._range: int | None = None
         self.mode, self._settings = mode, settings or Settings()
         self.faults: Counter[str] = Counter()
@@ -256,7 +268,7 @@ class Policy:
             return "prefill_tokens"
         most = step.decoding
         # The first step after a switch verifies drafts of the K before.
-        if len(step.accepted) > max(step.k, self._learned_k):
+        if len(step.accepted) > max(step.k, self._learned_k, 0):
             return "accepted"
         for accepted in step.accepted:
             if not 0 <= accepted <= most:
@@ -271,6 +283,8 @@ class Policy:
             self._use(self._by_table(decoding))
         self._refresh(decoding)
         gains = self._belief.gains(decoding, self._k)
+        if self.ks[0] == DEEP and self._k > 0:
+            gains[0], self._doubts[0] = _OUT_OF_REACH, 0.0
         if self._prober.k is not None:
             return self._go_on(decoding, gains)
         self._prober.earn(elapsed_s)

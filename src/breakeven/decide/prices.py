@@ -21,7 +21,7 @@ _MOST_S = 2.0
 
 def _kind_of(before: int, after: int) -> _Kind:
     """What a switch from one K to another is."""
-    return "on" if not before else "off" if not after else "between"
+    return "on" if before <= 0 < after else "off" if after <= 0 < before else "between"
 
 
 class Prices:

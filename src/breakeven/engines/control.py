@@ -28,12 +28,14 @@ KEY_VARIABLE = "BREAKEVEN_CONTROL_KEY"
 STATE_SCHEMA = "breakeven.control/1"
 #: How long a pin holds by itself, and how often it is looked at and renewed: two lost answers in a row are borne.
 LEASE_S, RENEW_S = 60.0, 20.0
+#: What a page calls them: nothing is pinned, or the K that is less than none.
+_WORDS = {"auto": None, "deep": -1}
 #: A page answers within a millisecond, from a process that may be busy.
 _TIMEOUT_S = 5.0
 
 
 class Place(NamedTuple):
-    """Where a pinned arm is, as fields of `BenchOptions`: `pin` is a number of draft tokens or `auto`."""
+    """Where a pinned arm is, as fields of `BenchOptions`: `pin` is a number of draft tokens, `auto` or `deep`."""
 
     server_url: str
     pin: str
@@ -55,13 +57,13 @@ class _State(Struct, frozen=True, kw_only=True):
 
 
 def place_of(arm: str, text: str) -> Place:
-    """Reads what stands behind `pin:`, as `4@http://HOST:8000`, `auto@…` or, for another port of the page, `4@…#9311`.
+    """Reads what stands behind `pin:`, as `4@http://HOST:8000`, `auto@…`, `deep@…`, or `4@…#9311` for another port.
 
     Raises:
         UsageError: K, the URL or the port can't be used.
     """
     pin, _, where = text.partition("@")
-    if pin != "auto" and not (pin.isascii() and pin.isdecimal()):
+    if pin not in _WORDS and not (pin.isascii() and pin.isdecimal()):
         raise UsageError(f"--arm {arm}: {pin[:40]!r} is no number of draft tokens and not auto: pin:4@http://HOST:8000")
     url, hashed, port = where.partition("#")
     if not url.startswith(("http://", "https://")):
@@ -71,7 +73,7 @@ def place_of(arm: str, text: str) -> Place:
     host = checked_url(url).hostname or ""
     host = f"[{host}]" if ":" in host else host
     page = f"http://{host}:{int(port) if hashed else CONTROL_PORT}"
-    return Place(url, pin if pin == "auto" else str(int(pin)), page)
+    return Place(url, pin if pin in _WORDS else str(int(pin)), page)
 
 
 class Pin:
@@ -79,13 +81,14 @@ class Pin:
 
     Args:
         arm: its name, for errors.
-        pin: a number of draft tokens, or `auto`, with which the server's policy decides.
+        pin: a number of draft tokens; `auto`, with which the server's policy decides; `deep`, which leaves the drafter
+            alone.
         url: the control page.
         lease_s, renew_s: how long a pin holds by itself, and how often it is looked at and renewed.
     """
 
     def __init__(self, arm: str, pin: str, url: str, *, lease_s: float = LEASE_S, renew_s: float = RENEW_S) -> None:
-        self.k = None if pin == "auto" else int(pin)
+        self.k = _WORDS[pin] if pin in _WORDS else int(pin)
         self.renew_s = renew_s
         self._arm, self._url, self._lease_s = arm, url, lease_s
 
@@ -98,8 +101,8 @@ class Pin:
         ks = self.state().ks
         if self.k is not None and self.k not in ks:
             raise TargetError(
-                f"--arm {self._arm}: the server at {self._url} does not declare K={self.k}: "
-                f"it may be told {', '.join(map(str, ks))}"
+                f"--arm {self._arm}: the server at {self._url} does not declare "
+                f"{f'K={self.k}' if self.k >= 0 else 'deep (BREAKEVEN_DEEP)'}: it may be told {', '.join(map(str, ks))}"
             )
         self.take_away()
 

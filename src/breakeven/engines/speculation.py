@@ -1,5 +1,5 @@
 """What a `vllm:` arm asks for: `ngram:4`, `eagle3:2`, a table, `eagle3:[[1,4,2],[5,64,0]]`, or a policy that chooses
-among some K in the server, `eagle3:auto@0,1,2`."""
+among some K in the server, `eagle3:auto@0,1,2`, or `…@deep,0,1,2` where it may leave the drafter alone too."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ _Row = tuple[int, int, int]
 class Speculation(NamedTuple):
     """A drafter and its K. `table` has a K for each range of batch sizes, and `k` is then the largest in it.
 
-    With a `policy` (`decide.modes` reads it) the table only declares which K there are.
+    With a `policy` (`decide.modes` reads it) the table only declares which K there are; `deep` is its `BREAKEVEN_DEEP`.
     """
 
     method: str
     k: int
     table: tuple[_Row, ...] = ()
     policy: str | None = None
+    deep: bool = False
 
     def config(self, head: Path | None = None) -> dict[str, Any] | None:
         """vLLM's --speculative-config, None where there is no speculation; `head` is the folder of EAGLE-3's."""
@@ -55,7 +56,8 @@ class Speculation(NamedTuple):
         if self.method == OFF:
             return OFF
         if self.policy is not None:
-            return f"{self.method}:{self.policy}@{','.join(str(k) for *_, k in reversed(self.table))}"
+            deep = "deep," if self.deep else ""
+            return f"{self.method}:{self.policy}@{deep}{','.join(str(k) for *_, k in reversed(self.table))}"
         rows = json.dumps(self.table, separators=(",", ":"))
         return f"{self.method}:{rows if self.table else self.k}"
 
@@ -83,13 +85,17 @@ def parse_speculation(text: str) -> Speculation:
 
 def _parse_policy(text: str, method: str, policy: str, listed: str) -> Speculation:
     """The K of a policy, each at a batch size of its own: the largest at 1, the smallest at all the others."""
-    found = [int(k) for k in listed.split(",") if k.isascii() and k.isdigit()]
+    deep = listed.startswith("deep,")
+    given = listed.removeprefix("deep,").split(",")
+    found = [int(k) for k in given if k.isascii() and k.isdigit()]
     ks = sorted(set(found), reverse=True)
-    if len(found) != listed.count(",") + 1 or len(ks) < 2 or ks[0] > MOST_K:
+    if len(found) != len(given) or len(ks) < 2 or ks[0] > MOST_K:
         raise _refused(text, f"a policy chooses among two or more K from 0 to {MOST_K}, as in {method}:auto@0,2,4")
     if policy.partition(":")[0] not in POLICIES:
         raise _refused(text, f"{policy!r} is no policy: auto, auto:FILE, table:FILE or fixed:K stands before the @")
-    return Speculation(method, ks[0], tuple((size, size, k) for size, k in enumerate(ks, 1)), policy)
+    if deep and (method == "ngram" or ks[-1]):
+        raise _refused(text, "deep is for a drafter with a model, beside K = 0, as in eagle3:auto@deep,0,1,2")
+    return Speculation(method, ks[0], tuple((size, size, k) for size, k in enumerate(ks, 1)), policy, deep)
 
 
 def _parse_table(text: str, rows: str) -> tuple[_Row, ...]:

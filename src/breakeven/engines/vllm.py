@@ -176,6 +176,7 @@ def _command(installation: Installation, speculation: Speculation, requests: int
         page_port = free_port()
         words += ["--scheduler-cls", "breakeven.act.vllm.scheduler"]
         environment |= {"BREAKEVEN_POLICY": speculation.policy, "BREAKEVEN_PORT": str(page_port)}
+        environment |= {"BREAKEVEN_DEEP": "1"} if speculation.deep else {}
     return _Command(
         tuple(words),
         environment,

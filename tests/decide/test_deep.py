@@ -1,0 +1,108 @@
+"""Leaving the drafter alone: a K of its own, entered when staying in step has cost what a cold return will."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from breakeven.decide.observed import DEEP
+from breakeven.decide.policy import Policy
+from tests.decide.engine_by_hand import ByHand, roofline, share
+
+
+class Drafter(ByHand):
+    """An engine that pays a `rent` of each step for a drafter that isn't left alone.
+
+    Left alone it falls behind within a second; back at work it is whole again after some `fades_s`, and until then
+    loses 0.8 of its drafts at first.
+    """
+
+    rent, fades_s = 0.08, 3.0
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy, self._step_ms)
+        self.stale = 0.0
+
+    def _step_ms(self, batch: int, k: int) -> float:
+        return roofline(batch, max(k, 0)) * (1 if k == DEEP else 1 + self.rent)
+
+    def accepted(self, batch: int, k: int) -> tuple[int, ...]:
+        step_s = self.steps(batch, k) / 1e3
+        if k == DEEP:
+            self.stale = 1 - (1 - self.stale) * math.exp(-step_s)
+        else:
+            self.stale *= math.exp(-step_s / self.fades_s)
+        return super().accepted(round(batch * (1 - 0.8 * self.stale)), k)
+
+
+def test_a_busy_server_leaves_its_drafter_alone_and_a_calm_one_takes_it_back() -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    assert rig.policy.ks == (DEEP, 0, 3)
+    for _ in range(3):
+        rig.run(90, 60)
+        assert share(rig.run(30, 60), DEEP) > 0.9
+        rig.run(30, 4)
+        assert share(rig.run(30, 4), 3) > 0.95
+    assert not rig.policy.faults
+
+
+def test_a_load_that_soon_falls_again_is_not_worth_it() -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    swinging = lambda now_s: 60 if int(now_s / 3) % 2 else 4  # noqa: E731
+    rig.run(60, swinging)
+    assert share(rig.run(120, swinging), DEEP) < 0.1
+
+
+def test_nothing_is_gained_where_the_drafter_costs_nothing_at_0() -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    rig.rent = 0.0
+    rig.run(60, 60)
+    assert share(rig.run(60, 60), DEEP) < 0.1
+
+
+@pytest.mark.parametrize("seconds", [5, 60])
+def test_is_entered_from_0_only(seconds: float) -> None:
+    rig = Drafter(Policy([0, 1, 3], deep=True))
+    chosen = rig.run(240, lambda now_s: 60 if int(now_s / seconds) % 2 else 4)
+    assert not any(before > 0 and after == DEEP for before, after in pairwise(chosen))
+    assert DEEP in chosen
+
+
+def test_what_a_return_costs_is_measured() -> None:
+    def price_s(fades_s: float) -> float:
+        rig = Drafter(Policy([0, 3], deep=True))
+        rig.fades_s = fades_s
+        for _ in range(8):
+            rig.run(60, 60)
+            rig.run(40, 8)
+        learned = rig.policy.state()["belief"]["comeback"]["fades_s"]
+        assert isinstance(learned, float)
+        return learned
+
+    assert price_s(1.0) < 2.5 < 5.0 < price_s(8.0)
+
+
+def test_a_state_of_a_policy_that_went_deep_is_not_that_of_one_that_cant() -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    rig.run(120, 60)
+    state = rig.policy.state()
+    again = Policy([0, 3], deep=True)
+    again.restore(state)
+    assert again.state() == state
+    with pytest.raises(ValueError, match="no state"):
+        Policy([0, 3]).restore(state)
+
+
+@pytest.mark.parametrize("mode", [0, 3, DEEP])
+def test_a_fixed_k_stays(mode: int) -> None:
+    policy = Policy([0, 3], deep=True)
+    policy.mode = mode
+    assert set(Drafter(policy).run(5, lambda now_s: 4 if now_s < 2 else 60)) == {mode}
+    assert not policy.faults
+
+
+def test_needs_a_k_of_0() -> None:
+    with pytest.raises(ValueError, match="deep is entered from K=0"):
+        Policy([1, 3], deep=True)
