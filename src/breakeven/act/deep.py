@@ -4,8 +4,8 @@ At K = 0 stock vLLM still runs the drafter once a step, without drafting, to kee
 costs nothing, and leaves a cache behind in which the requests that lived through it have holes: their next drafts fail.
 No answer changes, since drafts are verified. When it pays is the policy's to say (`decide.policy`, `DEEP`).
 
-vLLM calls `install` in each of its processes, by the entry point `vllm.general_plugins`. Where the model runs two methods
-are wrapped: `GPUModelRunner.propose_draft_token_ids`, which sees the mark that the scheduler sets, and
+vLLM calls `install` in each of its processes, by the entry point `vllm.general_plugins`. Where the model runs, two
+methods are wrapped: `GPUModelRunner.propose_draft_token_ids`, which sees the mark that the scheduler sets, and
 `SpecDecodeBaseProposer.propose`, which then returns no drafts without running.
 """
 
