@@ -142,16 +142,25 @@ else:
 """
 
 
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Governed, Path]]:
+    """One whose policy raises and whose signals lie, and the file with what it learns."""
+    place = tmp_path_factory.mktemp("broken")
+    (place / "sitecustomize.py").write_text(FAULTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("BREAKEVEN_STATE", str(place / "learned.json"))
+        with governed("ngram:auto@0,2,4") as (server,):
+            yield server, place / "learned.json"
+
+
 def test_a_policy_that_raises_and_signals_that_lie_reach_no_request(
-    auto: Governed, breakeven: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    auto: Governed, broken: tuple[Governed, Path], breakeven: Run, tmp_path: Path
 ) -> None:
     """The answers are those of the server whose policy is well, but for near ties, which a batch can turn."""
-    (tmp_path / "sitecustomize.py").write_text(FAULTS)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     asked = ("--concurrency", 2, "--requests", 8, "--keep-text", "--seed", 3)
-    with governed("ngram:auto@0,2,4") as (broken,):
-        run = bench(breakeven, broken, tmp_path / "broken", *asked)
-        state = broken.state()
+    run = bench(breakeven, broken[0], tmp_path / "broken", *asked)
+    state = broken[0].state()
     well = bench(breakeven, auto, tmp_path / "well", *asked)
     assert [(record.outcome, record.output_tokens) for record in measured(run)] == [("ok", 48)] * 8
     assert state["faults"]["exception"] > 10
@@ -167,23 +176,19 @@ def measured(run: Any) -> list[Any]:
 
 
 def test_a_kill_in_mid_run_leaves_nothing_but_what_was_learned(
-    breakeven: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broken: tuple[Governed, Path], breakeven: Run, tmp_path: Path
 ) -> None:
-    learned = tmp_path / "learned.json"
-    monkeypatch.setenv("BREAKEVEN_STATE", str(learned))
-    with governed("ngram:auto@0,2,4") as (server,):
-        processes = descendants(server.server.pid)
-        killer = threading.Thread(
-            target=kill_the_engine, args=(processes, tmp_path / "run" / "requests.jsonl", learned)
-        )
-        killer.start()
-        command = ["bench", "--server-url", server.server.url, *CHAT, "--concurrency", 2, "--duration", "30s"]
-        done = breakeven(*command, "--no-ramp", "--output", tmp_path / "run", timeout_s=500)
-        killer.join()
-        assert "Traceback" not in done.stderr
-        assert {record.outcome for record in read_run(tmp_path / "run").requests} > {"ok"}
-        server.server.stop()
-        assert within(30, lambda: not any(map(is_alive, processes)))
+    server, learned = broken
+    processes = descendants(server.server.pid)
+    killer = threading.Thread(target=kill_the_engine, args=(processes, tmp_path / "run" / "requests.jsonl", learned))
+    killer.start()
+    command = ["bench", "--server-url", server.server.url, *CHAT, "--concurrency", 2, "--duration", "30s"]
+    done = breakeven(*command, "--no-ramp", "--output", tmp_path / "run", timeout_s=500)
+    killer.join()
+    assert "Traceback" not in done.stderr
+    assert {record.outcome for record in read_run(tmp_path / "run").requests} > {"ok"}
+    server.server.stop()
+    assert within(30, lambda: not any(map(is_alive, processes)))
     governor = Governor(Policy([0, 2, 4]), "auto")
     assert "goes on" in governor.restore(learned)
 

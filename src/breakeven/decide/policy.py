@@ -31,8 +31,9 @@ __all__ = ["STATE_SCHEMA", "Mode", "Policy", "Settings"]
 
 #: The layout of a state. History: 1, the first.
 STATE_SCHEMA = "breakeven.policy/1"
-#: Doubts change slowly; they are worked out every so many steps.
-_REFRESH_STEPS = 8
+#: At a load that stays it decides every so many steps, and learns from them together: a step teaches little, and what
+#: is worked out between two of them keeps the engine waiting.
+_EVERY_STEPS = 4
 #: A gap between two steps longer than this is no evidence of anything.
 _LONGEST_GAP_S = 0.5
 #: A gain more in doubt than this is a reason to look, and no evidence.
@@ -165,7 +166,7 @@ class Policy:
         return self._belief.estimates(self._now_s, decoding, self._k)
 
     def state(self) -> dict[str, Any]:
-        """All that was learned, as JSON has it: some kilobytes."""
+        """All that was learned, but for the last few steps, as JSON has it: some kilobytes."""
         learned = {"belief": self._belief.state(), "prober": self._prober.state()}
         return {"schema": STATE_SCHEMA, "ks": list(self.ks), "k": self._k, "now_s": self._now_s, **learned}
 
@@ -200,8 +201,9 @@ class Policy:
         self._worked_s = 0.0
         self._missing = 0
         self._evidence_s = [0.0] * len(self.ks)
-        self._doubts = [0.0] * len(self.ks)
-        self._fresh_for = self._fresh_at = 0
+        self._untaught: list[tuple[float, Step]] = []  # steps, and when they were seen
+        self._undecided_s = 0.0
+        self._due_in = self._decided_at = 0  # steps to the next decision, and the load of the last
 
     def _safe(self, seen: Any) -> int:
         """The K that was fixed, else the table's, whatever was seen."""
@@ -254,7 +256,15 @@ class Policy:
             return
         self._missing, self._learned_ns, self._learned_k = 0, step.begun_ns, step.k
         if step.decoding:  # else it read prompts, and nothing else
-            self._belief.learn(self._now_s, step)
+            self._untaught.append((self._now_s, step))
+            if len(self._untaught) >= _EVERY_STEPS:
+                self._learn()
+
+    def _learn(self) -> None:
+        """From the steps that were kept for it."""
+        kept, self._untaught = self._untaught, []
+        for seen_s, step in kept:
+            self._belief.learn(seen_s, step)
 
     def _fault_of(self, step: Step) -> str | None:
         """The signal of a step that can't be; None if it can be learned from."""
@@ -279,30 +289,36 @@ class Policy:
     def _decide(self, seen: Observation, elapsed_s: float) -> int:
         decoding = seen.decoding
         self._worked_s += elapsed_s
+        self._undecided_s += elapsed_s
+        if self._prober.k is None and not self._is_due(decoding):
+            return self._k
+        self._learn()
+        elapsed_s, self._undecided_s = self._undecided_s, 0.0
         if self._prober.k is None and self._belief.is_strange(decoding, self._k):
             self._use(self._by_table(decoding))
-        self._refresh(decoding)
+        doubts = self._belief.doubts(self._now_s, decoding, self._k)
         gains = self._belief.gains(decoding, self._k)
         if self.ks[0] == DEEP and self._k > 0:
-            gains[0], self._doubts[0] = _OUT_OF_REACH, 0.0
+            gains[0], doubts[0] = _OUT_OF_REACH, 0.0
         if self._prober.k is not None:
             return self._go_on(decoding, gains)
         self._prober.earn(elapsed_s)
-        self._gather(gains, elapsed_s)
+        self._gather(gains, doubts, elapsed_s)
         ripe = self._ripe()
-        return self._look(seen, gains) if ripe is None else self._use(ripe)
+        return self._look(seen, gains, doubts) if ripe is None else self._use(ripe)
 
-    def _refresh(self, decoding: int) -> None:
-        """Works out anew what changes slowly."""
-        self._fresh_for -= 1
-        if self._fresh_for <= 0 or not 0.75 * self._fresh_at < decoding < 1.5 * self._fresh_at:
-            self._fresh_for, self._fresh_at = _REFRESH_STEPS, decoding
-            self._doubts = self._belief.doubts(self._now_s, decoding, self._k)
+    def _is_due(self, decoding: int) -> bool:
+        """Whether it is time to decide: some steps after the last time, or at another load."""
+        self._due_in -= 1
+        if self._due_in > 0 and 0.75 * self._decided_at < decoding < 1.5 * self._decided_at:
+            return False
+        self._due_in, self._decided_at = _EVERY_STEPS, decoding
+        return True
 
-    def _gather(self, gains: Sequence[float], elapsed_s: float) -> None:
+    def _gather(self, gains: Sequence[float], doubts: Sequence[float], elapsed_s: float) -> None:
         """Adds to the evidence for each K what its gain exceeds dead band and doubt by, over the time since."""
         dead_band, confidence, evidence_s = self._settings.dead_band, self._settings.confidence, self._evidence_s
-        for j, (gain, doubt) in enumerate(zip(gains, self._doubts, strict=True)):
+        for j, (gain, doubt) in enumerate(zip(gains, doubts, strict=True)):
             if doubt < _MOST_DOUBT:
                 evidence_s[j] = max(0.0, evidence_s[j] + (gain - dead_band - confidence * doubt) * elapsed_s)
 
@@ -318,16 +334,17 @@ class Policy:
 
     def _use(self, k: int) -> int:
         if k != self._k:
+            self._learn()
             self.switches += 1
             self._belief.switched(self._now_s, self._k, k)
             self._k, self._since_s = k, self._now_s
             self._evidence_s = [0.0] * len(self.ks)
-            self._fresh_for = 0
+            self._due_in = 0
         return k
 
-    def _look(self, seen: Observation, gains: Sequence[float]) -> int:
+    def _look(self, seen: Observation, gains: Sequence[float], doubts: Sequence[float]) -> int:
         """Begins a probe, if one is worth it now; returns the K of the next step."""
-        wanted = self._prober.wish(self._now_s, gains, self._doubts, self._settings.dead_band)
+        wanted = self._prober.wish(self._now_s, gains, doubts, self._settings.dead_band)
         if wanted is None or self._is_at_risk(seen):
             return self._k
         k = self.ks[wanted]
@@ -343,7 +360,7 @@ class Policy:
         if self._prober.goes_on(self._now_s):
             self.probe_steps += 1
             return k
-        self._fresh_for = 0
+        self._due_in = 0
         return self._k
 
     def _is_at_risk(self, seen: Observation) -> bool:
