@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 
@@ -62,16 +61,15 @@ def test_nothing_is_gained_where_the_drafter_costs_nothing_at_0() -> None:
     assert share(rig.run(60, 60), DEEP) < 0.1
 
 
-@pytest.mark.parametrize("seconds", [5, 60])
-def test_is_entered_from_0_only(seconds: float) -> None:
+def test_is_found_where_keeping_in_step_is_worse_than_drafting() -> None:
+    # At 16 requests one draft is better than none that costs as much, and to leave the drafter alone better than both.
     rig = Drafter(Policy([0, 1, 3], deep=True))
-    chosen = rig.run(240, lambda now_s: 60 if int(now_s / seconds) % 2 else 4)
-    assert not any(before > 0 and after == DEEP for before, after in pairwise(chosen))
-    assert DEEP in chosen
+    rig.rent, rig.chances = 0.3, [0.2, 0.2, 0.2]
+    assert share(rig.run(60, 16)[-500:], DEEP) > 0.9
 
 
 def test_what_a_return_costs_is_measured() -> None:
-    def price_s(fades_s: float) -> float:
+    def fades(fades_s: float) -> float:
         rig = Drafter(Policy([0, 3], deep=True))
         rig.fades_s = fades_s
         for _ in range(8):
@@ -81,7 +79,7 @@ def test_what_a_return_costs_is_measured() -> None:
         assert isinstance(learned, float)
         return learned
 
-    assert price_s(1.0) < 2.5 < 5.0 < price_s(8.0)
+    assert fades(1.0) < 3.0 < 5.0 < fades(8.0)
 
 
 def test_a_state_of_a_policy_that_went_deep_is_not_that_of_one_that_cant() -> None:
@@ -104,5 +102,5 @@ def test_a_fixed_k_stays(mode: int) -> None:
 
 
 def test_needs_a_k_of_0() -> None:
-    with pytest.raises(ValueError, match="deep is entered from K=0"):
+    with pytest.raises(ValueError, match="deep is beside K=0"):
         Policy([1, 3], deep=True)

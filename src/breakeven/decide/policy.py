@@ -7,9 +7,8 @@ rule for renting or buying (A. Karlin et al., Algorithmica 3, 1988). A large gai
 one within seconds, one within the dead band never. K that are not in use are looked at now and then
 (`decide.probing`).
 
-An engine may be able to leave its drafter alone instead of keeping it in step at K = 0. That is one more K, `DEEP`, and
-it is entered from K = 0 only: the rent is what K = 0 costs beyond it, the price what a drafter that fell behind costs
-when it comes back.
+An engine may be able to leave its drafter alone instead of keeping it in step at K = 0. That is one more K, `DEEP`: the
+rent is what the K in use costs beyond it, the price what a drafter that fell behind costs when it comes back.
 
 Nothing that the engine says may hurt it: what is impossible is counted and not learned from; what raises is counted,
 and the declared table decides for a while.
@@ -38,8 +37,6 @@ _EVERY_STEPS = 4
 _LONGEST_GAP_S = 0.5
 #: A gain more in doubt than this is a reason to look, and no evidence.
 _MOST_DOUBT = 0.35
-#: The gain of a K that can't be had from the one in use, as neither evidence nor curiosity takes it.
-_OUT_OF_REACH = -1.0
 #: Longer steps, and clocks that go backwards or on by a day, are a fault.
 _LONGEST_STEP_NS, _LONGEST_PAUSE_S = 60e9, 86400.0
 #: So many observations in a row without a step to learn from: the signals have stopped.
@@ -113,7 +110,7 @@ class Policy:
         if not self.ks or self.ks[0] < 0:
             raise ValueError(f"K must be numbers from 0: {list(ks)}")
         if deep and self.ks[0] > 0:
-            raise ValueError(f"deep is entered from K=0, which is none of the K: {list(ks)}")
+            raise ValueError(f"deep is beside K=0, which is none of the K: {list(ks)}")
         if mode == "table" and schedule is None:
             raise ValueError("the mode `table` needs a schedule")
         self._schedule = schedule or Schedule(model="", ranges=(Range(1, 1, self.ks[0]),))
@@ -298,8 +295,6 @@ class Policy:
             self._use(self._by_table(decoding))
         doubts = self._belief.doubts(self._now_s, decoding, self._k)
         gains = self._belief.gains(decoding, self._k)
-        if self.ks[0] == DEEP and self._k > 0:
-            gains[0], doubts[0] = _OUT_OF_REACH, 0.0
         if self._prober.k is not None:
             return self._go_on(decoding, gains)
         self._prober.earn(elapsed_s)
@@ -323,14 +318,17 @@ class Policy:
                 evidence_s[j] = max(0.0, evidence_s[j] + (gain - dead_band - confidence * doubt) * elapsed_s)
 
     def _ripe(self) -> int | None:
-        """The K that has the most evidence, if that is enough."""
+        """The K whose evidence exceeds what a switch to it costs by the most, if one does."""
         if self._now_s - self._since_s < self._settings.dwell_s:
             return None
-        best = max(range(len(self.ks)), key=self._evidence_s.__getitem__)
-        k = self.ks[best]
-        if k == self._k or self._evidence_s[best] < self._settings.patience_s:
-            return None
-        return k if self._evidence_s[best] >= self._settings.patience_s + self._belief.price_s(self._k, k) else None
+        found, most_s = None, 0.0
+        for k, evidence_s in zip(self.ks, self._evidence_s, strict=True):
+            spare_s = evidence_s - self._settings.patience_s
+            if k != self._k and spare_s >= most_s:
+                spare_s -= self._belief.price_s(self._k, k)
+                if spare_s >= most_s:
+                    found, most_s = k, spare_s
+        return found
 
     def _use(self, k: int) -> int:
         if k != self._k:
