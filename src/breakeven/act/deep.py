@@ -20,7 +20,7 @@ from typing import Any
 
 from breakeven.errors import UsageError
 
-__all__ = ["MARK", "METHODS", "check", "install"]
+__all__ = ["MARK", "METHODS", "check_drafter", "install"]
 
 #: The drafters that vLLM runs at K = 0 to keep their cache in step.
 METHODS = ("eagle", "eagle3", "mtp", "draft_model")
@@ -48,7 +48,7 @@ def install() -> None:
         _log.info("breakeven: this process can leave the drafter alone (BREAKEVEN_DEEP)")
 
 
-def check(vllm_config: Any) -> None:
+def check_drafter(vllm_config: Any) -> None:
     """Whether the drafter of a server can be left alone.
 
     Raises:

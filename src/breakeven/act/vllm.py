@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from breakeven.act import deep
+from breakeven.act.deep import MARK, check_drafter
 from breakeven.act.governor import Governor
 from breakeven.act.page import open_page
 from breakeven.act.settings import Control, read_control
@@ -51,7 +51,7 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
         control = read_control()
         _check(vllm_config, untried=control.untried)
         if control.deep:
-            deep.check(vllm_config)
+            check_drafter(vllm_config)
         engine = _class(vllm_config)(*args, **kwargs)
         engine.govern(control)
     except UsageError as error:
@@ -146,7 +146,7 @@ class _Governed:
         begun_ns = time.monotonic_ns() if self._since_ns is None else self._since_ns
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         if self._governor.active_k == DEEP and not output.num_spec_tokens_to_schedule:
-            setattr(output, deep.MARK, True)
+            setattr(output, MARK, True)
         self._under_way.append((output, begun_ns))
         return output
 
@@ -204,7 +204,7 @@ def _step(scheduler_output: Any, model_runner_output: Any, begun_ns: int, now_ns
         begun_ns=begun_ns,
         step_ns=now_ns - begun_ns,
         decoding=decoding,
-        k=DEEP if getattr(scheduler_output, deep.MARK, False) else scheduler_output.num_spec_tokens_to_schedule,
+        k=DEEP if getattr(scheduler_output, MARK, False) else scheduler_output.num_spec_tokens_to_schedule,
         drafts=len(drafts),
         accepted=_accepted(drafts, model_runner_output),
         prefill_tokens=prefill_tokens,
