@@ -137,6 +137,9 @@ def test_the_drafter_is_found_in_the_configuration_or_the_command() -> None:
     config = {"speculative_config": EAGLE | {"num_speculative_tokens": 3, "draft_tensor_parallel_size": None}}
     assert drafter_of(manifest("a", [], target={"config": config})) == ("eagle3", EAGLE)
     assert k_of(config) == 3
+    filled = {"prompt_lookup_max": 0, "prompt_lookup_min": 0}  # which vLLM says of EAGLE-3 and takes from nobody
+    running = {"speculative_config": EAGLE | filled}
+    assert drafter_of(manifest("a", [], target={"config": running})) == ("eagle3", EAGLE)
     resolved = {"speculative_config": {"method": "ngram", "model": "ngram", "prompt_lookup_max": 4}}
     own_words = {"method": "ngram", "prompt_lookup_max": 4}
     assert drafter_of(manifest("a", [], target={"config": resolved})) == ("ngram", own_words)

@@ -30,9 +30,10 @@ def drafter_of(manifest: Manifest) -> Drafter:
     config = manifest.target.get("config") or {}
     vllm = config.get("speculative_config") or _from_command(str(manifest.flags.get("serve") or ""))
     if isinstance(vllm, dict) and vllm:
-        # vLLM fills in the method's own name where a drafter has no model (`SpeculativeConfig.__post_init__`).
+        # vLLM fills in the method's own name where a drafter has no model, and lengths of 0 where it looks nothing up,
+        # which it would refuse if it were told them (`SpeculativeConfig.__post_init__`).
         filled_in = {"model"} if vllm.get("model") == vllm.get("method") else set()
-        settings = {name: vllm[name] for name in _VLLM if vllm.get(name) is not None and name not in filled_in}
+        settings = {name: vllm[name] for name in _VLLM if vllm.get(name) and name not in filled_in}
         return Drafter(_text(settings.get("method")), settings)
     if config.get("speculative_algorithm"):
         settings = {name: config[name] for name in _SGLANG if config.get(name) is not None}
