@@ -25,7 +25,7 @@ __all__ = ["MARK", "METHODS", "check_drafter", "install"]
 #: The drafters that vLLM runs at K = 0 to keep their cache in step.
 METHODS = ("eagle", "eagle3", "mtp", "draft_model")
 #: The attribute of a scheduler's output whose step leaves the drafter alone, and of a drafter that is left alone.
-MARK = "breakeven_deep"
+MARK, _RESTED = "breakeven_deep", "breakeven_rested"
 _GROUP, _NAME = "vllm.general_plugins", "breakeven"
 
 # Of vLLM's own tree, so that its handlers print it.
@@ -45,7 +45,6 @@ def install() -> None:
     if not hasattr(SpecDecodeBaseProposer.propose, MARK):
         GPUModelRunner.propose_draft_token_ids = _marking(GPUModelRunner.propose_draft_token_ids)
         SpecDecodeBaseProposer.propose = _resting(SpecDecodeBaseProposer.propose)
-        _log.info("breakeven: this process can leave the drafter alone (BREAKEVEN_DEEP)")
 
 
 def check_drafter(vllm_config: Any) -> None:
@@ -80,6 +79,9 @@ def _resting(own: Callable[..., Any]) -> Callable[..., Any]:
     def propose(drafter: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("num_speculative_tokens") != 0 or not getattr(drafter, MARK, False):
             return own(drafter, *args, **kwargs)
+        if not hasattr(propose, _RESTED):  # when vLLM loads its plugins it can't log yet
+            setattr(propose, _RESTED, True)
+            _log.info("breakeven: leaves the drafter alone, for the first time here (BREAKEVEN_DEEP)")
         drafter.num_speculative_tokens, drafter._last_draft_probs = 0, None
         return kwargs["next_token_ids"].new_empty((kwargs["common_attn_metadata"].batch_size(), 0))
 
