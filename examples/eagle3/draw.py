@@ -46,12 +46,12 @@ def rates_of(run: Path) -> Rates:
     for record in found.requests:
         if record.phase == "measured" and record.outcome == "ok":
             records[record.kind, record.level].append(record)
-    rates: Rates = defaultdict(list)
+    by_turn: Rates = defaultdict(list)
     for level in found.levels:
         for kind in {record.kind for record in found.requests}:
             own = decoding(records[kind, level.plan.index])
-            rates[kind, level.plan.concurrency].append(own.tokens.sum() / own.ns.sum() if len(own.ns) else 0.0)
-    return rates
+            by_turn[kind, level.plan.concurrency].append(own.tokens.sum() / own.ns.sum() if len(own.ns) else 0.0)
+    return by_turn
 
 
 def ratios(base: Rates, own: Rates, kind: str) -> dict[float, Ratio]:

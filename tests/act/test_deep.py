@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from breakeven.act.deep import MARK, install
+from breakeven.act.settings import Control
 
 RUNNER, PROPOSER = "vllm.v1.worker.gpu_model_runner", "vllm.v1.spec_decode.llm_base_proposer"
 
@@ -23,6 +25,9 @@ class Tensor:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A model runner whose drafter counts how often it runs."""
+
+    for field in Control._fields:
+        monkeypatch.delenv(f"BREAKEVEN_{field.upper()}", raising=False)
 
     class SpecDecodeBaseProposer:
         runs = 0
@@ -59,11 +64,15 @@ def step(runner: Any, k: int, *, deep: bool) -> tuple[int, ...]:
     return shape
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("said_by", "times"), [("variable", 1), ("variable", 2), ("file", 1)])
 def test_the_drafter_runs_but_where_a_step_leaves_it_alone(
-    runner: Any, monkeypatch: pytest.MonkeyPatch, times: int
+    runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said_by: str, times: int
 ) -> None:
-    monkeypatch.setenv("BREAKEVEN_DEEP", "1")
+    (tmp_path / "control.json").write_text('{"deep": true}')
+    if said_by == "variable":
+        monkeypatch.setenv("BREAKEVEN_DEEP", "1")
+    else:
+        monkeypatch.setenv("BREAKEVEN_CONFIG", str(tmp_path / "control.json"))
     for _ in range(times):
         install()
     shapes = [step(runner, k, deep=deep) for k, deep in ((2, False), (0, False), (0, True), (0, True), (0, False))]
@@ -73,8 +82,12 @@ def test_the_drafter_runs_but_where_a_step_leaves_it_alone(
     assert step(runner, 2, deep=True) == (3, 2)
 
 
-def test_nothing_is_wrapped_where_nobody_asked(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BREAKEVEN_DEEP", raising=False)
+@pytest.mark.parametrize("variables", [{}, {"BREAKEVEN_DEEP": "0"}, {"BREAKEVEN_DEEP": "1", "BREAKEVEN_PORT": "x"}])
+def test_nothing_is_wrapped_where_nobody_asked_or_the_server_wont_start(
+    runner: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     install()
     assert step(runner, 0, deep=True) == (3, 0)
     assert runner.drafter.runs == 1

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
+from breakeven.act.settings import read_control
 from breakeven.errors import UsageError
 
 __all__ = ["MARK", "METHODS", "check_drafter", "install"]
@@ -34,8 +35,10 @@ _log = logging.getLogger("vllm.breakeven")
 
 def install() -> None:
     """Wraps vLLM's methods; does nothing unless it is asked to, and no harm if called twice."""
-    # Not `read_control`: a setting that can't be is told once, by the scheduler.
-    if not os.environ.get("BREAKEVEN_DEEP"):
+    try:
+        if not read_control().deep:
+            return
+    except UsageError:  # told once, by the scheduler, which doesn't start then
         return
     from vllm.v1.spec_decode.llm_base_proposer import (  # type: ignore[import-not-found,unused-ignore]
         SpecDecodeBaseProposer,

@@ -47,7 +47,7 @@ class Belief:
         self._ks = tuple(ks)
         self._place = {k: j for j, k in enumerate(self._ks)}
         self._yields, self._times = Yields(max(self._ks)), StepTimes(self._ks, now_s)
-        self._pause = self._ks[0]
+        self._pause = self._ks[0] if self._ks[0] <= 0 else None  # the K that a pause is spent at
         self._prices, self._comeback = Prices(), Comeback(_LEFT_BEHIND if self._pause == DEEP else 1.0)
         self._before: int | None = None  # the K of the step before
         self._log_tokens = [0.0] * len(self._ks)
@@ -81,9 +81,9 @@ class Belief:
 
     def switched(self, now_s: float, before: int, after: int) -> None:
         """The K in use changes: a pause begins or ends, or neither."""
-        if after == self._pause <= 0:
+        if after == self._pause:
             self._comeback.pause(now_s, self._yields.first)
-        elif before == self._pause <= 0:
+        elif before == self._pause:
             self._comeback.resume(now_s)
 
     def gains(self, decoding: int, k: int) -> list[float]:
@@ -134,7 +134,7 @@ class Belief:
         tokens, comeback_s = self._yields.tokens(), 0.0
         if after == DEEP:
             comeback_s = self._comeback.price_s(tokens[-1])
-        elif before == self._pause <= 0:
+        elif before == self._pause:
             comeback_s = self._comeback.price_s(tokens[after])
         return self._prices.of(before, after) + comeback_s
 

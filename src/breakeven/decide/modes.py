@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from breakeven.decide.policy import Policy, Settings
@@ -13,9 +14,8 @@ __all__ = ["policy_of"]
 
 
 def policy_of(name: str, ks: Sequence[int], *, objective_ms: float | None = None, deep: bool = False) -> Policy:
-    """The policy of a name, for an engine that may be told these K; `objective_ms` is that of its `Settings`.
-
-    `deep` is whether the engine can leave the drafter alone.
+    """The policy of a name, for an engine that may be told these K; `objective_ms` is that of its `Settings`,
+    `deep` that of the policy.
 
     `auto:FILE` learns as `auto` does, begins with what the schedule says and measured, and falls back to it.
 
@@ -23,13 +23,13 @@ def policy_of(name: str, ks: Sequence[int], *, objective_ms: float | None = None
         UsageError: there is no such policy, K or schedule.
     """
     kind, _, rest = name.partition(":")
-    settings = Settings(objective_ms=objective_ms)
+    policy = partial(Policy, ks, settings=Settings(objective_ms=objective_ms), deep=deep)
     if kind == "auto":
-        return Policy(ks, schedule=read_schedule(Path(rest)) if rest else None, settings=settings, deep=deep)
+        return policy(schedule=read_schedule(Path(rest)) if rest else None)
     if kind == "table" and rest:
-        return Policy(ks, schedule=read_schedule(Path(rest)), mode="table", settings=settings, deep=deep)
+        return policy(schedule=read_schedule(Path(rest)), mode="table")
     if kind == "fixed" and rest.isdecimal():
         if int(rest) not in ks:
             raise UsageError(f"the policy {name}: K is one of {', '.join(map(str, sorted(ks)))} here")
-        return Policy(ks, mode=int(rest), settings=settings, deep=deep)
+        return policy(mode=int(rest))
     raise UsageError(f"the policy {name}: give auto, auto:FILE, table:FILE or fixed:K")

@@ -321,14 +321,16 @@ class Policy:
         """The K whose evidence exceeds what a switch to it costs by the most, if one does."""
         if self._now_s - self._since_s < self._settings.dwell_s:
             return None
-        found, most_s = None, 0.0
-        for k, evidence_s in zip(self.ks, self._evidence_s, strict=True):
-            spare_s = evidence_s - self._settings.patience_s
-            if k != self._k and spare_s >= most_s:
-                spare_s -= self._belief.price_s(self._k, k)
-                if spare_s >= most_s:
-                    found, most_s = k, spare_s
-        return found
+        patience_s = self._settings.patience_s
+        spare_s, k = max(
+            (
+                (evidence_s - patience_s - self._belief.price_s(self._k, k), k)
+                for k, evidence_s in zip(self.ks, self._evidence_s, strict=True)
+                if k != self._k and evidence_s >= patience_s
+            ),
+            default=(-math.inf, self._k),
+        )
+        return k if spare_s >= 0 else None
 
     def _use(self, k: int) -> int:
         if k != self._k:
