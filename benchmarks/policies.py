@@ -1,6 +1,6 @@
 """How much the policy leaves on the table, and what a decision costs.
 
-    python benchmarks/policies.py [--worlds 200] [--minutes 30] [--tuning] [--jobs 2]
+    python benchmarks/policies.py [--worlds 200] [--minutes 30] [--tuning] [--slower 1] [--jobs 2]
     python benchmarks/policies.py --cost
 
 Worlds are drawn by `sim.worlds`; the policy lives through each, step by step (`sim.stepwise`). Regret is one less its
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing import Pool
 from typing import NamedTuple
 
@@ -48,9 +49,9 @@ class Verdict(NamedTuple):
         return (1 - self.regret) / (1 - max(self.off, self.on)) - 1
 
 
-def judge(seed: int, minutes: float) -> Verdict:
+def judge(seed: int, minutes: float, slower: float) -> Verdict:
     """Lets a new policy live through a world, knowing nothing."""
-    world = random_world(seed, minutes=minutes)
+    world = slowed(random_world(seed, minutes=minutes), slower)
     best, static = best_tokens(world), static_tokens(world)
     policy = Policy(world.ks)
     life = live(world, policy.choose, seed=seed)
@@ -66,6 +67,16 @@ def judge(seed: int, minutes: float) -> Verdict:
         probe_steps=policy.probe_steps / policy.steps,
         switches_per_min=policy.switches / minutes,
         steps=life.steps,
+    )
+
+
+def slowed(world: World, factor: float) -> World:
+    """The same load, on an engine that takes so many times as long for everything."""
+    return replace(
+        world,
+        slowness=world.slowness * factor,
+        prompt_ms=world.prompt_ms * factor,
+        switching=replace(world.switching, switch_ms=world.switching.switch_ms * factor),
     )
 
 
@@ -140,6 +151,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="simulated minutes of each (30)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--tuning", action="store_true", help="the seeds to tune by, not those to judge by")
+    parser.add_argument("--slower", type=float, default=1.0, help="engines so many times as slow (1)")
     parser.add_argument("--cost", action="store_true", help="what a choice costs instead")
     args = parser.parse_args()
     if args.cost:
@@ -147,7 +159,8 @@ def main() -> None:
         return
     first = TUNING if args.tuning else JUDGING
     with Pool(args.jobs) as pool:
-        verdicts = pool.starmap(judge, [(first + i, args.minutes) for i in range(args.worlds)], chunksize=1)
+        seeds = range(first, first + args.worlds)
+        verdicts = pool.starmap(judge, [(seed, args.minutes, args.slower) for seed in seeds], chunksize=1)
     print_regrets(verdicts)
 
 

@@ -33,7 +33,10 @@ STATE_SCHEMA = "breakeven.policy/1"
 #: At a load that stays it decides every so many steps, and learns from them together: a step teaches little, and what
 #: is worked out between two of them keeps the engine waiting.
 _EVERY_STEPS = 4
-#: A gap between two steps longer than this is no evidence of anything.
+#: Patience, dwell and the gap between probes are at least so many steps, however long those are: the first step of a K
+#: teaches nothing, and an engine of 300 ms a step would be through with a probe every other one.
+_PATIENT_STEPS, _DWELL_STEPS, _GAP_STEPS = 0.2, 3.0, 8.0
+#: A gap between two steps longer than this, and than two steps, is no evidence of anything.
 _LONGEST_GAP_S = 0.5
 #: A gain more in doubt than this is a reason to look, and no evidence.
 _MOST_DOUBT = 0.35
@@ -57,11 +60,12 @@ class Settings(NamedTuple):
         dead_band: gains below this are none.
         confidence: standard deviations of doubt that a gain must exceed the dead band by.
         curiosity: those by which a K may be better than believed, to be worth a look.
-        patience_s: evidence that a switch needs even where it costs nothing, in seconds of work.
-        dwell_s: a K is kept at least so long.
+        patience_s: evidence that a switch needs even where it costs nothing, in seconds of work; at least a fifth of a
+            step.
+        dwell_s: a K is kept at least so long, and for three steps.
         budget: the share of throughput that probes may cost.
         probe_steps: steps of a probe that teach something.
-        probe_gap_s: between probes.
+        probe_gap_s: between probes, and at least eight steps.
         objective_ms: the time per output token that is promised; no probes while it is at risk.
     """
 
@@ -122,7 +126,7 @@ class Policy:
         self.steps = self.switches = self.probe_steps = self.fallback_steps = 0
         self._now_s, self._hold_until_s = 0.0, -math.inf
         self._seen_ns = self._learned_ns = -1
-        self._learned_k = 0
+        self._learned_k, self._step_s = 0, 0.0  # of the last step that could be learned from
         self._k = self._by_table(1)
         self._forget()
 
@@ -191,9 +195,7 @@ class Policy:
         s = self._settings
         self._belief = Belief(self.ks, self._now_s)
         self._belief.assume(self._schedule.levels)
-        self._prober = Prober(
-            self._now_s, budget=s.budget, steps=s.probe_steps, gap_s=s.probe_gap_s, curiosity=s.curiosity
-        )
+        self._prober = Prober(self._now_s, budget=s.budget, steps=s.probe_steps, curiosity=s.curiosity)
         self._since_s = self._now_s
         self._worked_s = 0.0
         self._missing = 0
@@ -239,7 +241,7 @@ class Policy:
             elapsed_s = 0.0
         self._seen_ns = now_ns
         self._now_s += elapsed_s
-        return min(elapsed_s, _LONGEST_GAP_S)
+        return min(elapsed_s, max(_LONGEST_GAP_S, 2 * self._step_s))
 
     def _take_in(self, step: Step | None) -> None:
         """Learns from a step that is over, if it is one."""
@@ -251,7 +253,8 @@ class Policy:
             self.faults[fault] += 1
             self._missing += 1
             return
-        self._missing, self._learned_ns, self._learned_k = 0, step.begun_ns, step.k
+        self._missing, self._learned_ns = 0, step.begun_ns
+        self._learned_k, self._step_s = step.k, step.step_ns / 1e9
         if step.decoding:  # else it read prompts, and nothing else
             self._untaught.append((self._now_s, step))
             if len(self._untaught) >= _EVERY_STEPS:
@@ -298,9 +301,10 @@ class Policy:
         if self._prober.k is not None:
             return self._go_on(decoding, gains)
         self._prober.earn(elapsed_s)
-        self._gather(gains, doubts, elapsed_s)
-        ripe = self._ripe()
-        return self._look(seen, gains, doubts) if ripe is None else self._use(ripe)
+        self._gather(decoding, gains, doubts, elapsed_s)
+        step_s = self._belief.step_s(decoding, self._k)
+        ripe = self._ripe(step_s)
+        return self._look(seen, gains, doubts, step_s) if ripe is None else self._use(ripe)
 
     def _is_due(self, decoding: int) -> bool:
         """Whether it is time to decide: some steps after the last time, or at another load."""
@@ -310,18 +314,21 @@ class Policy:
         self._due_in, self._decided_at = _EVERY_STEPS, decoding
         return True
 
-    def _gather(self, gains: Sequence[float], doubts: Sequence[float], elapsed_s: float) -> None:
-        """Adds to the evidence for each K what its gain exceeds dead band and doubt by, over the time since."""
+    def _gather(self, decoding: int, gains: Sequence[float], doubts: Sequence[float], elapsed_s: float) -> None:
+        """Adds to the evidence for each K what its gain exceeds dead band and doubt by, over the time since.
+
+        What is believed of a K that was never seen at such a load is a reason to look, and no evidence.
+        """
         dead_band, confidence, evidence_s = self._settings.dead_band, self._settings.confidence, self._evidence_s
         for j, (gain, doubt) in enumerate(zip(gains, doubts, strict=True)):
-            if doubt < _MOST_DOUBT:
+            if doubt < _MOST_DOUBT and not self._belief.is_strange(decoding, self.ks[j]):
                 evidence_s[j] = max(0.0, evidence_s[j] + (gain - dead_band - confidence * doubt) * elapsed_s)
 
-    def _ripe(self) -> int | None:
+    def _ripe(self, step_s: float) -> int | None:
         """The K whose evidence exceeds what a switch to it costs by the most, if one does."""
-        if self._now_s - self._since_s < self._settings.dwell_s:
+        if self._now_s - self._since_s < max(self._settings.dwell_s, _DWELL_STEPS * step_s):
             return None
-        patience_s = self._settings.patience_s
+        patience_s = max(self._settings.patience_s, _PATIENT_STEPS * step_s)
         spare_s, k = max(
             (
                 (evidence_s - patience_s - self._belief.price_s(self._k, k), k)
@@ -342,14 +349,15 @@ class Policy:
             self._due_in = 0
         return k
 
-    def _look(self, seen: Observation, gains: Sequence[float], doubts: Sequence[float]) -> int:
+    def _look(self, seen: Observation, gains: Sequence[float], doubts: Sequence[float], step_s: float) -> int:
         """Begins a probe, if one is worth it now; returns the K of the next step."""
-        wanted = self._prober.wish(self._now_s, gains, doubts, self._settings.dead_band)
+        gap_s = max(self._settings.probe_gap_s, _GAP_STEPS * step_s)
+        wanted = self._prober.wish(self._now_s, gap_s, gains, doubts, self._settings.dead_band)
         if wanted is None or self._is_at_risk(seen):
             return self._k
         k = self.ks[wanted]
-        step_s = self._belief.step_s(seen.decoding, k)
-        self._prober.begin(self._now_s, k, -math.expm1(gains[wanted]), step_s, self._belief.look_s(self._k, k))
+        its_s, look_s = self._belief.step_s(seen.decoding, k), self._belief.look_s(self._k, k)
+        self._prober.begin(k, -math.expm1(gains[wanted]), its_s, look_s)
         self.probe_steps += 1
         return k
 

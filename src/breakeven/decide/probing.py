@@ -17,6 +17,9 @@ __all__ = ["Prober"]
 _LEAST_COST = 0.1
 #: A server that starts may look around at once; one that sat still for an hour may not spend it in a minute.
 _START_S, _MOST_S = 1.0, 2.0
+#: What is in more doubt than this has not been seen at such a load: it is looked at whatever is hoped of it, once the
+#: account is full and would only overflow. Hopes that rest on other loads may be wrong for good.
+_STRANGE = 0.2
 #: A probe may begin whenever the account is not in debt, however long a step is: else a slow engine stays unknown.
 _LEAST_STEPS = 2
 
@@ -28,14 +31,13 @@ class Prober:
         now_s: when it begins.
         budget: the share of all time that probes may lose.
         steps: of a probe, beside the first, which teaches nothing.
-        gap_s: between two looks for something worth a probe, and after one.
         curiosity: standard deviations by which a K may be better than believed.
     """
 
-    def __init__(self, now_s: float, *, budget: float, steps: int, gap_s: float, curiosity: float) -> None:
-        self._budget, self._steps, self._gap_s, self._curiosity = budget, steps, gap_s, curiosity
+    def __init__(self, now_s: float, *, budget: float, steps: int, curiosity: float) -> None:
+        self._budget, self._steps, self._curiosity = budget, steps, curiosity
         self._account_s = _START_S
-        self._next_s = now_s + gap_s
+        self._looked_s = now_s
         self._left = 0
         self.k: int | None = None
         self.spent_s = 0.0
@@ -48,18 +50,26 @@ class Prober:
         """Pays a step of a probe that loses this share of its tokens, if it does."""
         self._take(max(_LEAST_COST, lost) * step_s)
 
-    def wish(self, now_s: float, gains: Sequence[float], doubts: Sequence[float], dead_band: float) -> int | None:
-        """The place of the K that is most worth a look now, one in doubt of its gain; None for none."""
-        if now_s < self._next_s or self._account_s <= 0:
+    def wish(
+        self, now_s: float, gap_s: float, gains: Sequence[float], doubts: Sequence[float], dead_band: float
+    ) -> int | None:
+        """The place of the K that is most worth a look now, one in doubt of its gain; None for none.
+
+        So much time is between two searches for one, and after a probe.
+        """
+        if now_s < self._looked_s + gap_s or self._account_s <= 0:
             return None
-        self._next_s = now_s + self._gap_s
+        self._looked_s = now_s
         best, most = None, dead_band
         for j, (gain, doubt) in enumerate(zip(gains, doubts, strict=True)):
             if doubt and gain + self._curiosity * doubt > most:
                 best, most = j, gain + self._curiosity * doubt
+        if best is None and self._account_s >= _MOST_S:
+            strangest = max(range(len(doubts)), key=doubts.__getitem__)
+            return strangest if doubts[strangest] > _STRANGE else None
         return best
 
-    def begin(self, now_s: float, k: int, lost: float, step_s: float, switches_s: float) -> None:
+    def begin(self, k: int, lost: float, step_s: float, switches_s: float) -> None:
         """Begins a probe with the step that begins now.
 
         Where its switches are dear it is longer, until its steps cost as much; where its steps are it is shorter.
@@ -79,7 +89,7 @@ class Prober:
 
     def stop(self, now_s: float) -> None:
         """Ends the probe, if one is under way."""
-        self.k, self._left, self._next_s = None, 0, now_s + self._gap_s
+        self.k, self._left, self._looked_s = None, 0, now_s
 
     def _take(self, cost_s: float) -> None:
         self._account_s -= cost_s
