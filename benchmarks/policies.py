@@ -1,6 +1,6 @@
 """How much the policy leaves on the table, and what a decision costs.
 
-    python benchmarks/policies.py [--worlds 200] [--minutes 30] [--tuning] [--slower 1] [--jobs 2]
+    python benchmarks/policies.py [--worlds 200] [--minutes 30] [--tuning] [--slower 1] [--deep] [--jobs 2]
     python benchmarks/policies.py --cost
 
 Worlds are drawn by `sim.worlds`; the policy lives through each, step by step (`sim.stepwise`). Regret is one less its
@@ -42,6 +42,7 @@ class Verdict(NamedTuple):
     probe_steps: float
     switches_per_min: float
     steps: int
+    shallow: float  # the regret of one that may not leave the drafter alone
 
     @property
     def above_worse(self) -> float:
@@ -49,24 +50,31 @@ class Verdict(NamedTuple):
         return (1 - self.regret) / (1 - max(self.off, self.on)) - 1
 
 
-def judge(seed: int, minutes: float, slower: float) -> Verdict:
+def judge(seed: int, minutes: float, slower: float, deep: bool) -> Verdict:
     """Lets a new policy live through a world, knowing nothing."""
-    world = slowed(random_world(seed, minutes=minutes), slower)
+    world = slowed(random_world(seed, minutes=minutes, deep=deep), slower)
     best, static = best_tokens(world), static_tokens(world)
-    policy = Policy(world.ks)
-    life = live(world, policy.choose, seed=seed)
+
+    def regret_of(policy: Policy) -> tuple[float, int]:
+        life = live(world, policy.choose, seed=seed)
+        return 1 - life.tokens / life.seconds * world.seconds / best, life.steps
+
+    ks = [k for k in world.ks if k >= 0]
+    policy = Policy(ks, deep=deep)
+    regret, steps = regret_of(policy)
     return Verdict(
         seed=seed,
         kinds=tuple(world.name.split(", ")),
-        regret=1 - life.tokens / life.seconds * world.seconds / best,
-        off=1 - static[0] / best,
+        regret=regret,
+        off=1 - static[world.ks[0]] / best,
         on=1 - static[world.ks[-1]] / best,
         best_static=1 - max(static.values()) / best,
         table=1 - table_tokens(world) / best,
         probes=policy.probe_share,
         probe_steps=policy.probe_steps / policy.steps,
         switches_per_min=policy.switches / minutes,
-        steps=life.steps,
+        steps=steps,
+        shallow=regret_of(Policy(ks))[0] if deep else regret,
     )
 
 
@@ -95,9 +103,9 @@ def print_regrets(verdicts: Sequence[Verdict]) -> None:
     """All worlds, then by each kind of step times, load and mix."""
     print(
         "| worlds | n | regret % mean | median | p95 | max | best static | table | always off | always on "
-        "| least above the worse % | probes % | probing steps % | switches/min |"
+        "| least above the worse % | probes % | probing steps % | switches/min | drafter kept in step |"
     )
-    print("| --- " + "| ---: " * 13 + "|")
+    print("| --- " + "| ---: " * 14 + "|")
     print_row("all", verdicts)
     for part in range(3):
         for kind in sorted({verdict.kinds[part] for verdict in verdicts}):
@@ -117,6 +125,7 @@ def print_row(name: str, verdicts: Sequence[Verdict]) -> None:
     cells += [100 * mean(of) for of in (lambda v: v.best_static, lambda v: v.table, lambda v: v.off, lambda v: v.on)]
     cells += [100 * min(verdict.above_worse for verdict in verdicts)]
     cells += [100 * mean(lambda v: v.probes), 100 * mean(lambda v: v.probe_steps), mean(lambda v: v.switches_per_min)]
+    cells += [100 * mean(lambda v: v.shallow)]
     print(f"| {name} | {len(verdicts)} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
 
 
@@ -152,6 +161,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--tuning", action="store_true", help="the seeds to tune by, not those to judge by")
     parser.add_argument("--slower", type=float, default=1.0, help="engines so many times as slow (1)")
+    parser.add_argument("--deep", action="store_true", help="drafters that can be left alone, against one that may not")
     parser.add_argument("--cost", action="store_true", help="what a choice costs instead")
     args = parser.parse_args()
     if args.cost:
@@ -160,7 +170,7 @@ def main() -> None:
     first = TUNING if args.tuning else JUDGING
     with Pool(args.jobs) as pool:
         seeds = range(first, first + args.worlds)
-        verdicts = pool.starmap(judge, [(seed, args.minutes, args.slower) for seed in seeds], chunksize=1)
+        verdicts = pool.starmap(judge, [(seed, args.minutes, args.slower, args.deep) for seed in seeds], chunksize=1)
     print_regrets(verdicts)
 
 

@@ -45,6 +45,7 @@ def test_an_arm_beside_a_template_says_its_draft_length_by_its_name() -> None:
         ("on", "vllm:off", 0),
         ("on", "vllm:eagle3:[[1,4,2]]", None),
         ("on", "local:", 0),
+        ("on", "local:@model.gguf", 0),
         ("on", "local:ngram-simple", None),
     ],
 )

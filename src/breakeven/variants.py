@@ -86,7 +86,7 @@ def k_said(name: str, where: str) -> int | None:
         drafter, _, tokens = rest.partition(":")
         if drafter in ("", "off") or tokens.isdecimal():
             return int(tokens or 0)
-    if kind == "local" and rest in ("", "none"):
+    if kind == "local" and rest.partition("@")[0] in ("", "none"):
         return 0
     found = re.fullmatch(r"k=?(\d+)", name)
     return 0 if name == "off" else int(found[1]) if found else None

@@ -10,6 +10,7 @@ import signal
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from breakeven.engines.process import ServerProcess
 from breakeven.engines.vllm import start_vllm
 from breakeven.engines.vllm_parts import check_control, find_installation
 from breakeven.errors import EngineError
+from breakeven.load.prompts import load_prompts
 from breakeven.runs import read_run
 from tests.conftest import Run
 from tests.engines.processes import descendants, is_alive, within
@@ -167,6 +169,57 @@ def test_a_policy_that_raises_and_signals_that_lie_reach_no_request(
     assert state["faults"]["decoding"] > 10
     texts = {record.text for record in measured(well)}
     assert sum(record.text in texts for record in measured(run)) >= 6
+
+
+def test_answers_under_a_broken_policy_are_the_models_own(auto: Governed, broken: tuple[Governed, Path]) -> None:
+    """Teacher-forced: given all that comes before, the model itself would have chosen each of their tokens.
+
+    Counted tokens that it would not have chosen are near ties, which no drafting at all has as well.
+    """
+    prompts = [prompt.as_text() for prompt in load_prompts(None, ("chat",), seed=5).prompts[:6]]
+    with ThreadPoolExecutor(3) as pool:
+        drafted = list(pool.map(lambda prompt: answered(broken[0], prompt), prompts))
+        pin(auto, 0)
+        plain = list(pool.map(lambda prompt: answered(auto, prompt), prompts))
+    shares = [agreement(auto, answers) for answers in (drafted, plain)]
+    assert min(shares) > 0.98
+    assert abs(shares[0] - shares[1]) < 0.01
+
+
+class Answer(NamedTuple):
+    """Token ids."""
+
+    prompt: list[int]
+    output: list[int]
+
+
+def answered(server: Governed, prompt: str) -> Answer:
+    """What a server says to a prompt, greedily."""
+    asked = {"prompt": prompt, "max_tokens": 48, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    (choice,) = posted(f"{server.server.url}/v1/completions", asked)["choices"]
+    return Answer(choice["prompt_token_ids"], choice["token_ids"])
+
+
+def agreement(judge: Governed, answers: list[Answer]) -> float:
+    """The share of output tokens that the judge's model puts first, given the tokens before."""
+    first = []
+    for prompt, output in answers:
+        asked = {"prompt": prompt + output, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
+        (choice,) = posted(f"{judge.server.url}/v1/completions", asked)["choices"]
+        scored = choice["prompt_logprobs"][len(prompt) :]
+        first += [by_token[str(token)]["rank"] == 1 for token, by_token in zip(output, scored, strict=True)]
+    return sum(first) / len(first)
+
+
+def pin(server: Governed, k: int) -> None:
+    posted(f"{server.page}/pin", {"k": k, "seconds": 60})
+
+
+def posted(url: str, body: dict[str, Any]) -> Any:
+    """The JSON that answers JSON."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)
 
 
 def measured(run: Any) -> list[Any]:

@@ -77,6 +77,20 @@ def test_within_the_dead_band_it_stays_where_it_is() -> None:
     assert rig.policy.switches <= 1
 
 
+def test_a_load_that_creeps_up_leaves_no_k_behind() -> None:
+    """K = 0 was seen at low loads only, where it is worth half, and what is hoped of it never gets better by itself."""
+    rig = ByHand(Policy([0, 5]), lambda b, k: 20 + 2 * k + 0.35 * max(0, b * (k + 1) - 60), [0.8] * 5)
+    rig.run(600, lambda now_s: 3 + round(now_s / 5))
+    assert share(rig.run(30, 120), 0) > 0.9
+
+
+def test_slow_steps_are_no_reason_to_be_hasty() -> None:
+    """Of an engine of half a second a step it sees few; it doesn't go back and forth between K that it never saw."""
+    rig = ByHand(Policy([0, 1, 3]), lambda b, k: 15 * roofline(b, k), jitter=0.15)
+    rig.run(400, lambda now_s: (1, 4, 16, 32, 8, 2)[int(now_s / 20) % 6])
+    assert rig.policy.switches < 30  # 47 of a policy whose patience was seconds alone
+
+
 def test_dwells() -> None:
     moments: list[float] = []
     policy = Policy([0, 3], settings=Settings(dwell_s=2.0))

@@ -149,7 +149,7 @@ def test_a_file_that_is_no_model_fails_with_the_end_of_the_log_in_one_line(tmp_p
     broken = tmp_path / "broken.gguf"
     broken.write_text("no model at all")
     with pytest.raises(EngineError, match=r"exited with 1 before it answered; .*invalid magic") as caught:
-        start_local(slots=1, model=broken)
+        start_local(f"@{broken}", slots=1)
     assert "\n" not in str(caught.value)
 
 
@@ -175,7 +175,7 @@ def test_values_that_cannot_work_are_refused_by_name(values: dict[str, int], nam
 
 def test_a_model_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no model file .*absent\.gguf"):
-        start_local(slots=1, model=tmp_path / "absent.gguf")
+        start_local(f"ngram-simple@{tmp_path / 'absent.gguf'}", slots=1)
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from breakeven.decide.observed import Observation
+from breakeven.decide.observed import DEEP, Observation
 from breakeven.decide.policy import Policy
 from breakeven.sim.clairvoyant import best_tokens, static_tokens
 from breakeven.sim.model import EngineModel, Noise
@@ -85,6 +85,20 @@ def test_the_clairvoyant_is_never_below_who_stands_still() -> None:
     for seed in range(9000, 9006):
         made = random_world(seed, minutes=2)
         assert best_tokens(made) >= max(static_tokens(made).values()) * 0.999, made.name
+
+
+def test_a_drafter_that_can_be_left_alone_is_worth_it_to_who_knows() -> None:
+    """At rest it costs nothing and falls behind; at K = 0 it costs something and doesn't."""
+    made = random_world(9002, minutes=2, deep=True)
+    assert made.ks[:2] == (DEEP, 0)
+    static = static_tokens(made)
+    assert static[DEEP] > static[0]
+    assert best_tokens(made) >= max(static.values()) * 0.999
+    without = replace(made, ks=made.ks[1:], switching=replace(made.switching, stale_share=0.0))
+    assert best_tokens(made) >= best_tokens(without)
+    assert [made.rests(k) for k in made.ks[:3]] == [True, False, False]
+    life = live(made, lambda seen: DEEP)
+    assert life.tokens / life.seconds * made.seconds == pytest.approx(static[DEEP], rel=0.04)
 
 
 def test_a_seed_is_a_world() -> None:

@@ -69,7 +69,8 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="none",
         metavar="SPECULATION",
-        help="start the embedded engine (llama.cpp, SmolLM2-135M): none (default), ngram-simple, ngram-mod, …",
+        help="start the embedded engine (llama.cpp, SmolLM2-135M): none (default), ngram-simple, ngram-mod, …; "
+        "with another model: @FILE.gguf, ngram-simple@FILE.gguf",
     )
     add(
         "--vllm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ def drafter_of(manifest: Manifest) -> Drafter:
         settings = {name: config[name] for name in _SGLANG if config.get(name) is not None}
         return Drafter(str(config["speculative_algorithm"]), settings)
     started = str(manifest.flags.get("vllm") or manifest.flags.get("local") or "")
-    method = started.partition(":")[0]
+    method = re.split("[:@]", started)[0]
     return Drafter(method, {"method": method}) if method not in ("", "off", "none") else Drafter(None, {})
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from breakeven.engines.process import ServerProcess, free_port
 from breakeven.errors import EngineError, UsageError
 
-__all__ = ["MODEL_NAME", "SPECULATIONS", "start_local"]
+__all__ = ["MODEL_NAME", "SPECULATIONS", "read_spec", "start_local"]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 """What the server calls its model where no other model is given."""
@@ -36,22 +36,24 @@ MEND = (
 
 
 def start_local(
-    speculation: str = "none",
+    spec: str = "none",
     *,
     slots: int,
-    model: Path | None = None,
     context_per_slot: int = 2_560,
     threads: int | None = None,
 ) -> ServerProcess:
     """Start llama.cpp's server on a free port of 127.0.0.1 and return once it answers.
 
+    `spec` is a drafter, `@` and a GGUF file, or both, as `ngram-simple@model.gguf`; without a file the model is the one
+    that is shipped, and a file's model goes by its stem.
     `slots` requests are decoded together, further ones wait in the engine (`llamacpp:requests_deferred`).
     Each slot has `context_per_slot` tokens of its own, prompt and output: the default holds a prompt of 1,500
     and an output of 512; SmolLM2 was trained on up to 8,192. `threads` None leaves the number to llama.cpp
-    (every physical core). `model` is a GGUF file; the server calls it by its stem.
+    (every physical core).
 
     Raises UsageError for a value that can't be used, EngineError if something is missing or the server fails.
     """
+    speculation, model = read_spec(spec)
     _check(speculation, slots, context_per_slot, threads)
     path = _existing(model) if model else _shipped_model()
     if importlib.util.find_spec("xllamacpp") is None:
@@ -63,6 +65,12 @@ def start_local(
     command += ["--speculation", speculation]
     command += ["--threads", str(threads)] if threads else []
     return ServerProcess(command, url=f"http://127.0.0.1:{port}")
+
+
+def read_spec(spec: str) -> tuple[str, Path | None]:
+    """The drafter, `none` where there is none, and the model's file, if one is named."""
+    speculation, _, model = spec.partition("@")
+    return speculation or "none", Path(model).expanduser() if model else None
 
 
 def _check(speculation: str, slots: int, context_per_slot: int, threads: int | None) -> None:

@@ -45,6 +45,6 @@ def _moves(world: World, k: int, levels: np.ndarray) -> tuple[np.ndarray, np.nda
     """Where a tick of `k` takes each level of staleness: the levels below and above, and how far between."""
     if len(levels) == 1:
         return np.zeros(1, int), np.zeros(1, int), np.zeros(1)
-    place = world.switching.staler(levels, k, TICK_S) * (len(levels) - 1)
+    place = world.switching.staler(levels, world.rests(k), TICK_S) * (len(levels) - 1)
     left = np.minimum(place.astype(int), len(levels) - 2)
     return left, left + 1, place - left

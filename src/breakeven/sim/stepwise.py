@@ -51,14 +51,14 @@ def live(world: World, choose: Callable[[Observation], int], *, seed: int = 0) -
         reads = int(prompts)
         prompts -= reads
         length_ms += reads * world.prompt_ms
-        accepted = draws.accepted(tick, batch, k, stale) if k else ()
+        accepted = draws.accepted(tick, batch, k, stale) if k > 0 else ()
         given = batch + sum(accepted)
         tokens += given
         prompts += given / world.prompt_tokens
         step_s = length_ms / 1e3
         if switching.stale_share:
-            stale = switching.staler(stale, k, step_s)
-        last = Step(round(now_s * 1e9), round(step_s * 1e9), batch, k, batch if k else 0, accepted, 100 * reads)
+            stale = switching.staler(stale, world.rests(k), step_s)
+        last = Step(round(now_s * 1e9), round(step_s * 1e9), batch, k, batch if k > 0 else 0, accepted, 100 * reads)
         now_s += step_s
         before = k
         steps += 1

@@ -7,12 +7,14 @@ same whatever a policy does. That is what makes a clairvoyant's best possible (`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from breakeven.decide.observed import DEEP
 from breakeven.sim.loads import path_of
 from breakeven.sim.machine import Machine
 from breakeven.sim.model import EngineModel, Noise
@@ -33,8 +35,8 @@ class Switching:
     Attributes:
         switch_ms: by which the first step after a switch is longer.
         stale_share: of drafts that fail at once while all of the drafter's cache is stale.
-        stale_s: the time constant in which it becomes whole again once there are drafts, as requests come and go; it
-            gets stale within a second without.
+        stale_s: the time constant in which it becomes whole again once the drafter works, as requests come and go; it
+            gets stale within a second while it rests.
     """
 
     switch_ms: float = 0.0
@@ -44,11 +46,11 @@ class Switching:
     #: The time constant of getting stale, in seconds.
     GETTING_STALE_S = 1.0
 
-    def staler(self, stale: _Number, k: int, seconds: float) -> _Number:
-        """How stale the drafter is after so long with drafts of `k` tokens; one number, or many."""
-        if k:
-            return stale * math.exp(-seconds / self.stale_s)
-        return 1 - (1 - stale) * math.exp(-seconds / self.GETTING_STALE_S)
+    def staler(self, stale: _Number, rests: bool, seconds: float) -> _Number:
+        """How stale the drafter is after so long at work or at rest; one number, or many."""
+        if rests:
+            return 1 - (1 - stale) * math.exp(-seconds / self.GETTING_STALE_S)
+        return stale * math.exp(-seconds / self.stale_s)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class World:
     Attributes:
         name: of what it is made.
         engine: its step times and jitter.
-        ks: the K that may be chosen, ascending from 0.
+        ks: the K that may be chosen, ascending from 0, or from `DEEP` where the drafter can be left alone.
         switching: what that costs.
         batches: decoding requests at each tick.
         survival: at each tick, the probability that all of the first 1, 2, … draft tokens are accepted.
@@ -87,7 +89,11 @@ class World:
 
     def step_ms(self, batch: int, k: int) -> float:
         """A step without noise."""
-        return self.engine.step_ms(batch, k, drafter=True)
+        return self.engine.step_ms(batch, max(k, 0), drafter=k != DEEP)
+
+    def rests(self, k: int) -> bool:
+        """Whether the drafter falls behind at this K: at 0, or only at `DEEP` where there is that."""
+        return k == self.ks[0]
 
     def tokens_per_s(self, k: int, fresh: FloatArray | float = 1.0) -> FloatArray:
         """The expected rate at each tick with drafts of `k` tokens, of which a share `fresh` has a chance at all.
@@ -97,7 +103,7 @@ class World:
         batches, places = np.unique(self.batches, return_inverse=True)
         lengths = np.array([self.step_ms(int(batch), k) for batch in batches])
         steps_ms = lengths[places] * self.slowness * self.tail_mean
-        given = self.batches * (1 + np.multiply.outer(fresh, self.survival[:, :k].sum(axis=1)))
+        given = self.batches * (1 + np.multiply.outer(fresh, self.survival[:, : max(k, 0)].sum(axis=1)))
         rates: FloatArray = given / (steps_ms + given * self.prompt_ms / self.prompt_tokens) * 1e3
         return rates
 
@@ -107,8 +113,8 @@ class World:
         return 1 + self.tail * (self.tail_factor - 1)
 
 
-def random_world(seed: int, *, minutes: float = 30.0) -> World:
-    """A world of its own for each seed."""
+def random_world(seed: int, *, minutes: float = 30.0, deep: bool = False) -> World:
+    """A world of its own for each seed; `deep`: whose drafter is in step at K = 0, at a price, or can be left alone."""
     rng = np.random.default_rng([seed, 7])
     ks = [(0, 3), (0, 5), (0, 2, 4), (0, 1, 2, 4), (0, 1, 2, 3, 5), (0, 1, 3, 7)][rng.integers(6)]
     seconds = minutes * 60
@@ -120,7 +126,7 @@ def random_world(seed: int, *, minutes: float = 30.0) -> World:
     draft_ms = steps.step_ms(1, ks[-1]) * 0.03
     engine = EngineModel(steps=steps, residual_ms=rng.choice([0.0, 1.0]) * draft_ms, noise=noise)
     machine = Machine(noise, seed)
-    return World(
+    world = World(
         name=f"{shape}, {load}, {mix}",
         engine=engine,
         ks=ks,
@@ -133,6 +139,7 @@ def random_world(seed: int, *, minutes: float = 30.0) -> World:
         prompt_tokens=rng.uniform(100, 800),
         prompt_ms=rng.uniform(2, 40),
     )
+    return _deep(np.random.default_rng([seed, 13]), world) if deep else world
 
 
 def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
@@ -223,6 +230,17 @@ def _slow_noise(rng: np.random.Generator, ticks: int, memory_s: float) -> FloatA
         at = keep * at + shock
         noise[i] = at
     return noise
+
+
+def _deep(rng: np.random.Generator, world: World) -> World:
+    """The same with a drafter that costs 2 to 15 % of a lone request's step at K = 0."""
+    residual_ms = rng.uniform(0.02, 0.15) * world.step_ms(1, world.ks[-1])
+    return replace(
+        world,
+        engine=msgspec.structs.replace(world.engine, residual_ms=residual_ms),
+        ks=(DEEP, *world.ks),
+        switching=Switching(world.switching.switch_ms, rng.uniform(0.2, 0.9), rng.uniform(2, 10)),
+    )
 
 
 def _switching(rng: np.random.Generator, step_ms: float) -> Switching:
