@@ -90,7 +90,7 @@ def slowed(world: World, factor: float) -> World:
 
 def table_tokens(world: World) -> float:
     """Of the best table from batch to K there is for the mean mix of prompts, whose switches cost nothing."""
-    tokens = {k: 1 + float(world.survival[:, :k].sum(axis=1).mean()) for k in world.ks}
+    tokens = {k: 1 + float(world.survival[:, : max(k, 0)].sum(axis=1).mean()) for k in world.ks}
     best = {
         int(batch): max(world.ks, key=lambda k: tokens[k] / world.step_ms(int(batch), k))
         for batch in np.unique(world.batches)

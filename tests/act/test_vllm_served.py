@@ -176,8 +176,8 @@ def test_answers_under_a_broken_policy_are_the_models_own(auto: Governed, broken
 
     Counted tokens that it would not have chosen are near ties, which no drafting at all has as well.
     """
-    prompts = [prompt.as_text() for prompt in load_prompts(None, ("chat",), seed=5).prompts[:6]]
-    with ThreadPoolExecutor(3) as pool:
+    prompts = [prompt.as_text() for prompt in load_prompts(None, ("chat",), seed=5).prompts[:4]]
+    with ThreadPoolExecutor(2) as pool:
         drafted = list(pool.map(lambda prompt: answered(broken[0], prompt), prompts))
         pin(auto, 0)
         plain = list(pool.map(lambda prompt: answered(auto, prompt), prompts))
@@ -195,7 +195,7 @@ class Answer(NamedTuple):
 
 def answered(server: Governed, prompt: str) -> Answer:
     """What a server says to a prompt, greedily."""
-    asked = {"prompt": prompt, "max_tokens": 48, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    asked = {"prompt": prompt, "max_tokens": 32, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     (choice,) = posted(f"{server.server.url}/v1/completions", asked)["choices"]
     return Answer(choice["prompt_token_ids"], choice["token_ids"])
 
