@@ -86,7 +86,7 @@ def test_vllms_counters_agree_with_the_clients_own_tokens_per_chunk(
     count on both sides. What the last step accepted beyond max-tokens, vLLM counts and nobody is sent: it makes a last
     chunk of up to K + 1 tokens.
     """
-    bench = ["bench", "--server-url", servers["always"].url, "--concurrency", 1, 2, "--requests", 6, "--kind", "chat"]
+    bench = ["bench", "--server-url", servers["always"].url, "--concurrency", 1, 2, "--requests", 4, "--kind", "chat"]
     bench += ["code", "--max-tokens", 160, "--no-ramp", "--warmup", 0, "--output", tmp_path / "run"]
     done = breakeven(*bench, timeout_s=500)
     assert done.returncode == 0, done.stderr
@@ -143,7 +143,7 @@ def test_eagle_3_is_faster_for_one_request_and_slower_for_sixteen(
 ) -> None:
     # Short prompts: reading long ones takes both arms most of the time, and hides what drafting does.
     compare = ["compare", "--arm", "off=vllm:", "--arm", "on=vllm:eagle3:2", "--concurrency", 1, 16]
-    compare += ["--kind", "chat", "maths", "--max-tokens", 64, "--duration", "15s", "--cycles", 1, "--warmup", 1]
+    compare += ["--kind", "chat", "maths", "--max-tokens", 48, "--duration", "12s", "--cycles", 1, "--warmup", 1]
     compare += ["--output", tmp_path / "runs"]
     done = breakeven(*compare, env=environment, timeout_s=START_LIMIT_S + 400)
     assert done.returncode == 0, done.stderr
