@@ -14,7 +14,7 @@ from pathlib import Path
 from breakeven.engines.process import ServerProcess, free_port
 from breakeven.errors import EngineError, UsageError
 
-__all__ = ["MODEL_NAME", "SPECULATIONS", "read_spec", "start_local"]
+__all__ = ["MODEL_NAME", "SPECULATIONS", "start_local"]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 """What the server calls its model where no other model is given."""
@@ -53,7 +53,7 @@ def start_local(
 
     Raises UsageError for a value that can't be used, EngineError if something is missing or the server fails.
     """
-    speculation, model = read_spec(spec)
+    speculation, model = _read_spec(spec)
     _check(speculation, slots, context_per_slot, threads)
     path = _existing(model) if model else _shipped_model()
     if importlib.util.find_spec("xllamacpp") is None:
@@ -67,7 +67,7 @@ def start_local(
     return ServerProcess(command, url=f"http://127.0.0.1:{port}")
 
 
-def read_spec(spec: str) -> tuple[str, Path | None]:
+def _read_spec(spec: str) -> tuple[str, Path | None]:
     """The drafter, `none` where there is none, and the model's file, if one is named."""
     speculation, _, model = spec.partition("@")
     return speculation or "none", Path(model).expanduser() if model else None
