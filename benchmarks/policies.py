@@ -41,7 +41,6 @@ class Verdict(NamedTuple):
     probes: float
     probe_steps: float
     switches_per_min: float
-    steps: int
     shallow: float  # the regret of one that may not leave the drafter alone
 
     @property
@@ -55,13 +54,13 @@ def judge(seed: int, minutes: float, slower: float, deep: bool) -> Verdict:
     world = slowed(random_world(seed, minutes=minutes, deep=deep), slower)
     best, static = best_tokens(world), static_tokens(world)
 
-    def regret_of(policy: Policy) -> tuple[float, int]:
+    def regret_of(policy: Policy) -> float:
         life = live(world, policy.choose, seed=seed)
-        return 1 - life.tokens / life.seconds * world.seconds / best, life.steps
+        return 1 - life.tokens / life.seconds * world.seconds / best
 
     ks = [k for k in world.ks if k >= 0]
     policy = Policy(ks, deep=deep)
-    regret, steps = regret_of(policy)
+    regret = regret_of(policy)
     return Verdict(
         seed=seed,
         kinds=tuple(world.name.split(", ")),
@@ -73,8 +72,7 @@ def judge(seed: int, minutes: float, slower: float, deep: bool) -> Verdict:
         probes=policy.probe_share,
         probe_steps=policy.probe_steps / policy.steps,
         switches_per_min=policy.switches / minutes,
-        steps=steps,
-        shallow=regret_of(Policy(ks))[0] if deep else regret,
+        shallow=regret_of(Policy(ks)) if deep else regret,
     )
 
 

@@ -13,7 +13,6 @@ and over all phases. A block before the first warms up and is in no figure; a po
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import sys
 import time
@@ -22,9 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from statistics import median
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from breakeven.decide.ratio import Ratio, paired
+from breakeven.engines.http import Client
+from breakeven.engines.identify import choose_model, identify
 from breakeven.engines.process import ServerProcess
 from breakeven.engines.vllm import start_vllm
 from breakeven.load.prompts import Prompt, load_prompts
@@ -59,17 +59,11 @@ def work(phases: Sequence[Phase], seed: int) -> list[list[Prompt]]:
 
 
 def answer(server: ServerProcess, model: str, prompt: Prompt, max_tokens: int) -> int:
-    """Asks once; how many tokens came. Raises OSError, HTTPException or KeyError where no answer comes."""
-    place = urlsplit(server.url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=ANSWER_LIMIT_S)
-    messages = prompt.messages or [{"role": "user", "content": prompt.text}]
-    body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-        read: dict[str, Any] = json.loads(connection.getresponse().read())
-        return int(read["usage"]["completion_tokens"])
-    finally:
-        connection.close()
+    """Asks once; how many tokens came. Raises TargetError, TypeError or KeyError where no answer comes."""
+    body = {"model": model, "messages": prompt.as_messages(), "max_tokens": max_tokens, "temperature": 0}
+    with Client(server.url, {}, ANSWER_LIMIT_S) as client:
+        read: Any = client.post("/v1/chat/completions", json.dumps(body | {"ignore_eos": True}).encode()).json()
+    return int(read["usage"]["completion_tokens"])
 
 
 def rate_of(server: ServerProcess, model: str, in_flight: int, prompts: Sequence[Prompt], max_tokens: int) -> float:
@@ -78,14 +72,6 @@ def rate_of(server: ServerProcess, model: str, in_flight: int, prompts: Sequence
     with ThreadPoolExecutor(in_flight) as pool:
         tokens = sum(pool.map(lambda prompt: answer(server, model, prompt, max_tokens), prompts))
     return tokens / (time.monotonic() - began_s)
-
-
-def model_of(server: ServerProcess) -> str:
-    """The name by which it wants to be asked."""
-    place = urlsplit(server.url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
-    connection.request("GET", "/v1/models")
-    return str(json.loads(connection.getresponse().read())["data"][0]["id"])
 
 
 def whole(rates: Sequence[float], phases: Sequence[Phase]) -> float:
@@ -129,7 +115,7 @@ def main() -> None:
     most = max(phase.in_flight for phase in args.phase)
     rates: dict[str, list[list[float]]] = {name: [] for name in specs}
     with start_vllm(specs, requests=most, start_timeout_s=START_LIMIT_S, say=say) as servers:
-        models = {name: model_of(server) for name, server in servers.items()}
+        models = {name: choose_model(identify(server.url, {}), None) for name, server in servers.items()}
         for number in range(args.blocks + 1):
             done: dict[str, list[float]] = {name: [] for name in specs}
             for turn, (phase, prompts) in enumerate(zip(args.phase, work(args.phase, seed=number), strict=True)):

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from breakeven.decide.steptime import STRANGER
+
 __all__ = ["Prober"]
 
 #: What a step of a probe costs at least, as a share of itself: a look that seems free is not had at all times.
 _LEAST_COST = 0.1
 #: A server that starts may look around at once; one that sat still for an hour may not spend it in a minute.
 _START_S, _MOST_S = 1.0, 2.0
-#: What is in more doubt than this has not been seen at such a load: it is looked at whatever is hoped of it, once the
-#: account is full and would only overflow. Hopes that rest on other loads may be wrong for good.
-_STRANGE = 0.2
 #: A probe may begin whenever the account is not in debt, however long a step is: else a slow engine stays unknown.
 _LEAST_STEPS = 2
 
@@ -64,9 +63,10 @@ class Prober:
         for j, (gain, doubt) in enumerate(zip(gains, doubts, strict=True)):
             if doubt and gain + self._curiosity * doubt > most:
                 best, most = j, gain + self._curiosity * doubt
+        # A full account would only overflow, and hopes that rest on other loads may be wrong for good.
         if best is None and self._account_s >= _MOST_S:
             strangest = max(range(len(doubts)), key=doubts.__getitem__)
-            return strangest if doubts[strangest] > _STRANGE else None
+            return strangest if doubts[strangest] > STRANGER else None
         return best
 
     def begin(self, k: int, lost: float, step_s: float, switches_s: float) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from breakeven.decide.trend import Point, Trend, fit_trend
 
-__all__ = ["StepTimes"]
+__all__ = ["STRANGER", "StepTimes"]
 
 #: 1, 2, 3, 4, 6, 8, 12, … 4096.
 _KNOTS = (1, *(b for octave in range(1, 12) for b in (2**octave, 3 * 2 ** (octave - 1))), 4096)
@@ -50,7 +50,7 @@ _LEAN_EVERY_S = 5.0
 #: one that was seen elsewhere: at the most, next to that, and for each octave between.
 _STRANGE, _FAR, _NEAR, _PER_OCTAVE = 0.7, 0.5, 0.03, 0.1
 #: Doubt from which on a load is unknown territory.
-_STRANGER = 0.2
+STRANGER = 0.2
 #: The weight of a step time that was measured another day.
 _ASSUMED_STEPS = 0.2
 #: Of a ratio of two K, in ten minutes without a look.
@@ -168,7 +168,7 @@ class StepTimes:
     def is_strange(self, decoding: int, k: int) -> bool:
         """Whether nothing like this step, and nothing within an octave or two of it, has been seen."""
         i, j = _NEAREST[min(decoding, _MOST)], self._row[k]
-        return bool(self._weight[j][i] == 0 and self._prior_variance[j][i] > _STRANGER**2)
+        return bool(self._weight[j][i] == 0 and self._prior_variance[j][i] > STRANGER**2)
 
     def is_known(self, decoding: int, k: int) -> bool:
         """Whether a step like this has been seen at all."""
