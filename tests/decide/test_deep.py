@@ -79,7 +79,7 @@ def test_what_a_return_costs_is_measured() -> None:
         assert isinstance(learned, float)
         return learned
 
-    assert fades(1.0) < 3.0 < 5.0 < fades(8.0)
+    assert fades(1.0) < 2.5 < 5.0 < fades(8.0)
 
 
 def test_a_state_of_a_policy_that_went_deep_is_not_that_of_one_that_cant() -> None:
