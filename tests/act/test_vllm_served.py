@@ -19,6 +19,8 @@ import pytest
 from breakeven.act.governor import Governor
 from breakeven.decide.observed import DEEP
 from breakeven.decide.policy import Policy
+from breakeven.engines.control import Pin
+from breakeven.engines.http import Client
 from breakeven.engines.process import ServerProcess
 from breakeven.engines.vllm import start_vllm
 from breakeven.engines.vllm_parts import check_control, find_installation
@@ -179,8 +181,8 @@ def test_answers_under_a_broken_policy_are_the_models_own(auto: Governed, broken
     prompts = [prompt.as_text() for prompt in load_prompts(None, ("chat",), seed=5).prompts[:4]]
     with ThreadPoolExecutor(2) as pool:
         drafted = list(pool.map(lambda prompt: answered(broken[0], prompt), prompts))
-        pin(auto, 0)
-        plain = list(pool.map(lambda prompt: answered(auto, prompt), prompts))
+        with Pin("auto", "0", auto.page).held():
+            plain = list(pool.map(lambda prompt: answered(auto, prompt), prompts))
     shares = [agreement(auto, answers) for answers in (drafted, plain)]
     assert min(shares) > 0.98
     assert abs(shares[0] - shares[1]) < 0.01
@@ -195,8 +197,8 @@ class Answer(NamedTuple):
 
 def answered(server: Governed, prompt: str) -> Answer:
     """What a server says to a prompt, greedily."""
-    asked = {"prompt": prompt, "max_tokens": 32, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    (choice,) = posted(f"{server.server.url}/v1/completions", asked)["choices"]
+    asked = {"prompt": prompt, "max_tokens": 32, "ignore_eos": True, "return_token_ids": True}
+    choice = completion(server, asked)
     return Answer(choice["prompt_token_ids"], choice["token_ids"])
 
 
@@ -204,22 +206,18 @@ def agreement(judge: Governed, answers: list[Answer]) -> float:
     """The share of output tokens that the judge's model puts first, given the tokens before."""
     first = []
     for prompt, output in answers:
-        asked = {"prompt": prompt + output, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
-        (choice,) = posted(f"{judge.server.url}/v1/completions", asked)["choices"]
-        scored = choice["prompt_logprobs"][len(prompt) :]
+        asked = {"prompt": prompt + output, "max_tokens": 1, "prompt_logprobs": 1}
+        scored = completion(judge, asked)["prompt_logprobs"][len(prompt) :]
         first += [by_token[str(token)]["rank"] == 1 for token, by_token in zip(output, scored, strict=True)]
     return sum(first) / len(first)
 
 
-def pin(server: Governed, k: int) -> None:
-    posted(f"{server.page}/pin", {"k": k, "seconds": 60})
-
-
-def posted(url: str, body: dict[str, Any]) -> Any:
-    """The JSON that answers JSON."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
+def completion(server: Governed, asked: dict[str, Any]) -> Any:
+    """The one choice that a server answers with."""
+    with Client(server.server.url, {}, 120.0) as client:
+        answer: Any = client.post("/v1/completions", json.dumps(asked | {"temperature": 0}).encode()).json()
+    (choice,) = answer["choices"]
+    return choice
 
 
 def measured(run: Any) -> list[Any]:
