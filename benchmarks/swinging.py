@@ -5,22 +5,28 @@
 
 A phase `16x32:chat+maths` has 32 requests of these kinds, 16 in flight. The work is the same for every arm (the same
 prompts, each answered with `--max-tokens`, whatever the model would have ended with), so that tokens a second compare
-by the time it takes, and what differs is the arm and the machine. In each block the arms do a phase one after the
-other, in an order that turns, and then the next phase. The last arm is held against each of the others, phase by phase
-and over all phases. A block before the first warms up and is in no figure; a policy learns in it.
+by the time it takes, and what differs is the arm and the machine. In each phase the arms step by turns of less than a
+second (`turns.py`), until each is through; its time is that of its turns. The last arm is held against each of the
+others, phase by phase, over all phases, and with the best other arm of each phase. Before the first block the last arm
+does one alone, which is in no figure: a policy learns in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import cycle, islice
-from statistics import median
+from pathlib import Path
+from statistics import geometric_mean, median
 from typing import Any, NamedTuple
+
+from turns import Turns
 
 from breakeven.decide.ratio import Ratio, paired
 from breakeven.engines.http import Client
@@ -66,12 +72,18 @@ def answer(server: ServerProcess, model: str, prompt: Prompt, max_tokens: int) -
     return int(read["usage"]["completion_tokens"])
 
 
-def rate_of(server: ServerProcess, model: str, in_flight: int, prompts: Sequence[Prompt], max_tokens: int) -> float:
-    """Asks all, so many at a time; tokens a second."""
-    began_s = time.monotonic()
-    with ThreadPoolExecutor(in_flight) as pool:
-        tokens = sum(pool.map(lambda prompt: answer(server, model, prompt, max_tokens), prompts))
-    return tokens / (time.monotonic() - began_s)
+def rates_of(
+    servers: Mapping[str, ServerProcess], turns: Turns, first: int, phase: Phase, prompts: Sequence[Prompt], most: int
+) -> dict[str, float]:
+    """Asks each server all prompts, so many at a time; tokens a second of its own time."""
+    with ExitStack() as stack:
+        asked: dict[str, list[Future[int]]] = {name: [] for name in servers}
+        for name, server in servers.items():
+            model = choose_model(identify(server.url, {}), None)
+            pool = stack.enter_context(ThreadPoolExecutor(phase.in_flight))
+            asked[name] = [pool.submit(answer, server, model, prompt, most) for prompt in prompts]
+        took_s = turns.run(first, lambda name: all(each.done() for each in asked.get(name, ())))
+        return {name: sum(each.result() for each in own) / took_s[name] for name, own in asked.items()}
 
 
 def whole(rates: Sequence[float], phases: Sequence[Phase]) -> float:
@@ -96,6 +108,13 @@ def report(rates: dict[str, list[list[float]]], phases: Sequence[Phase]) -> None
         own = {n: [b[i] if i < len(phases) else whole(b, phases) for b in blocks] for n, blocks in rates.items()}
         medians = [f"{median(each):.1f}" for each in own.values()]
         print(f"| {phase} | " + " | ".join(medians + [compared(own[each], own[last]) for each in others]) + " |")
+    best = [max(others, key=lambda name: median(block[i] for block in rates[name])) for i in range(len(phases))]
+    ratios = [
+        [own / rates[name][b][i] for i, (own, name) in enumerate(zip(block, best, strict=True))]
+        for b, block in enumerate(rates[last])
+    ]
+    mean = compared([1.0] * len(ratios), [geometric_mean(block) for block in ratios])
+    print(f"\n{last} / the best other arm of each phase ({', '.join(best)}), geometric mean: {mean}\n", flush=True)
 
 
 def name_of(phase: Phase) -> str:
@@ -110,23 +129,32 @@ def main() -> None:
     parser.add_argument("--phase", nargs="+", type=read_phase, required=True, metavar="CxN:KINDS")
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--flags", default="", help="vLLM's own, for all arms")
+    parser.add_argument("--turn", type=float, default=0.02, metavar="SECONDS", help="and the rest of a step (0.02)")
     args = parser.parse_args()
     specs = {name: spec.removeprefix("vllm:") for name, _, spec in (arm.partition("=") for arm in args.arm)}
-    most = max(phase.in_flight for phase in args.phase)
     rates: dict[str, list[list[float]]] = {name: [] for name in specs}
-    with start_vllm(specs, requests=most, start_timeout_s=START_LIMIT_S, say=say) as servers:
-        models = {name: choose_model(identify(server.url, {}), None) for name, server in servers.items()}
+    turns = Turns(list(specs), args.turn)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with start_vllm(
+        specs,
+        requests=max(phase.in_flight for phase in args.phase),
+        start_timeout_s=START_LIMIT_S,
+        say=say,
+        flags={name: [*shlex.split(args.flags), *turns.flags(name)] for name in specs},
+    ) as servers:
         for number in range(args.blocks + 1):
-            done: dict[str, list[float]] = {name: [] for name in specs}
-            for turn, (phase, prompts) in enumerate(zip(args.phase, work(args.phase, seed=number), strict=True)):
-                for name in list(specs) if (number + turn) % 2 else reversed(specs):
-                    server = servers[name]
-                    done[name].append(rate_of(server, models[name], phase.in_flight, prompts, args.max_tokens))
+            ours = servers if number else {last: servers[last] for last in list(servers)[-1:]}
+            done: dict[str, list[float]] = {name: [] for name in ours}
+            for phase, prompts in zip(args.phase, work(args.phase, seed=number), strict=True):
+                for name, rate in rates_of(ours, turns, number, phase, prompts, args.max_tokens).items():
+                    done[name].append(rate)
                 say(f"block {number}, {name_of(phase)}: " + ", ".join(f"{n} {own[-1]:.1f}" for n, own in done.items()))
             if number:
                 for name, own in done.items():
                     rates[name].append(own)
                 report(rates, args.phase)
+        turns.free()
 
 
 def say(text: str) -> None:

@@ -296,6 +296,16 @@ def test_without_a_head_its_place_is_named(tmp_path: Path) -> None:
         find_head(model)
 
 
+def test_a_server_gets_flags_of_its_own_after_the_others(make_python: MakePython) -> None:
+    make_python(server="import sys; raise SystemExit(' '.join(sys.argv[-4:]))")
+    flags = {"off": ["--max-num-seqs", "1"]}
+    with (
+        pytest.raises(EngineError, match="--disable-uvicorn-access-log --max-num-seqs 1"),
+        start_vllm({"off": ""}, requests=2, start_timeout_s=60, say=no_word, flags=flags),
+    ):
+        pass
+
+
 def test_memory_for_all_servers_together_is_asked_for(make_python: MakePython, monkeypatch: pytest.MonkeyPatch) -> None:
     make_python(server="raise SystemExit('started')")
     monkeypatch.setattr(vllm, "_free_bytes", lambda: 7 * GIB)

@@ -74,12 +74,17 @@ class _Command(NamedTuple):
 
 @contextlib.contextmanager
 def start_vllm(
-    specs: Mapping[str, str], *, requests: int, start_timeout_s: float, say: Callable[[str], None]
+    specs: Mapping[str, str],
+    *,
+    requests: int,
+    start_timeout_s: float,
+    say: Callable[[str], None],
+    flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[dict[str, ServerProcess]]:
     """Start a server for each of `specs`, all at the same time, and yield them by name once they answer.
 
     A spec is what `parse_speculation` reads. Up to `requests` requests are decoded together by each server. `say` is
-    told what is started and how it goes.
+    told what is started and how it goes. `flags` are vLLM's own, by name of the server, and override what is set here.
 
     Raises UsageError for a spec that can't be; EngineError where vLLM, the model or the head is missing or does not
     fit, memory is short, or a server does not start: in one line, and where its log is.
@@ -98,7 +103,7 @@ def start_vllm(
                 f"starting vLLM {installation.version} ({command.speculation}) on port {command.port}{also}, "
                 "about a minute"
             )
-            servers[name] = stack.enter_context(_launch(command))
+            servers[name] = stack.enter_context(_launch(command, (flags or {}).get(name, ())))
         for name, command in commands.items():
             _await(servers[name], command, start_timeout_s, say)
         yield servers
@@ -205,9 +210,9 @@ def _environment(cache_gib: int) -> dict[str, str]:
     }
 
 
-def _launch(command: _Command) -> ServerProcess:
+def _launch(command: _Command, flags: Sequence[str]) -> ServerProcess:
     return ServerProcess(
-        command.words,
+        (*command.words, *flags),
         url=f"http://127.0.0.1:{command.port}",
         stop_grace_s=STOP_GRACE_S,
         env=command.environment,
