@@ -8,6 +8,7 @@ import pytest
 
 from breakeven.decide.observed import DEEP
 from breakeven.decide.policy import Policy
+from breakeven.decide.steptime import StepTimes
 from tests.decide.engine_by_hand import ByHand, roofline, share
 
 
@@ -80,6 +81,56 @@ def test_what_a_return_costs_is_measured() -> None:
         return learned
 
     assert fades(1.0) < 2.5 < 5.0 < fades(8.0)
+
+
+def test_comes_back_for_prompts_that_changed_while_it_was_away() -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    rig.chances = [0.2, 0.2, 0.2]
+    assert share(rig.run(60, 16)[-500:], DEEP) > 0.9
+    rig.chances = [0.95, 0.95, 0.95]
+    rig.run(400, 16)
+    assert share(rig.run(30, 16), 3) > 0.9
+
+
+def test_visits_are_paid_from_what_probes_may_cost() -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    rig.run(60, 60)
+    assert share(rig.run(1200, 60), DEEP) > 0.95
+    assert rig.policy.probe_share < 0.01
+
+
+def test_comes_back_at_once_where_drafts_are_known_to_pay() -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    rig.run(30, 4)
+    assert share(rig.run(60, 60)[-100:], DEEP) == 1.0
+    assert share(rig.run(2, 4), 3) > 0.7
+
+
+def test_goes_deep_the_sooner_the_more_that_was_worth_before() -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    waited = []
+    for _ in range(6):
+        rig.run(30, 4)
+        began_ns = rig.now_ns
+        while rig.policy.k != DEEP:
+            rig.run(0.1, 16)
+        waited.append(rig.now_ns - began_ns)
+        rig.run(60, 16)
+    assert waited[-1] < 0.6 * waited[1]
+
+
+def test_what_runs_no_drafter_is_never_thought_slower_than_what_does() -> None:
+    times = StepTimes((DEEP, 0, 3))
+    for i in range(20):
+        for k, step_s in ((0, 0.020), (DEEP, 0.022)):
+            times.learn(i / 10, 8, k, step_s)
+    deep, off, _ = times.logs(8)
+    assert deep <= off
+    for i in range(20):
+        times.learn(2 + i / 10, 128, 0, 0.040)
+    deep, off, _ = times.logs(128)
+    assert deep <= off
+    assert not times.is_strange(128, DEEP), "it is as K = 0 at the worst"
 
 
 def test_a_state_of_a_policy_that_went_deep_is_not_that_of_one_that_cant() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from breakeven.decide.observed import Observation, Step
 from breakeven.decide.policy import Policy, Settings
 from breakeven.decide.schedule import Level, Range, Rate, Schedule
+from breakeven.decide.steptime import StepTimes
 from tests.decide.engine_by_hand import ByHand, roofline, share
 
 TABLE = Schedule(model="m", ranges=(Range(1, 8, 3), Range(9, 64, 0)))
@@ -48,6 +50,32 @@ def test_forgets_prompts_that_are_gone() -> None:
     assert settled(rig, 8, 30) == 0
     rig.chances = [0.9, 0.9, 0.9]
     assert settled(rig, 8, 120) == 3, "a time without drafts must not starve it of knowledge"
+
+
+def test_what_slows_one_load_is_not_held_against_another() -> None:
+    times, rng = StepTimes((0, 3)), random.Random(1)
+    for i in range(800):
+        times.learn(i / 10, 64 if i % 20 < 10 else 1, 0, 0.02 * math.exp(rng.gauss(0, 0.05)))
+    for i in range(100):
+        times.learn(80 + i / 10, 64, 0, 0.03 * math.exp(rng.gauss(0, 0.05)))
+    assert times.expected_s(64, 0) > 0.025
+    times.learn(90, 1, 0, 0.02)
+    assert times.expected_s(1, 0) == pytest.approx(0.02, rel=0.05)
+
+
+def test_works_little_between_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, worked = Policy([0, 3]), 0
+
+    def choose(seen: Observation) -> int:
+        nonlocal worked
+        worked += 1
+        return own(seen)
+
+    rig = ByHand(policy)
+    rig.run(30, 4)
+    own = policy._choose
+    monkeypatch.setattr(policy, "_choose", choose)
+    assert worked < 0.4 * len(rig.run(30, 4))
 
 
 def test_the_machine_that_gets_slower_for_all_changes_nothing() -> None:

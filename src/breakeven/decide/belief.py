@@ -76,11 +76,16 @@ class Belief:
     def _learn_drafts(self, now_s: float, decoding: int, k: int, accepted: Sequence[int]) -> None:
         """Takes drafts in for what they would have been of a drafter that is in step."""
         hits = accepted[0] if accepted else 0
+        # Drafts of a drafter that was left alone say what is left of it, and nothing of the prompts.
+        if self._pause == DEEP and self._comeback.is_stale(now_s):
+            return
         if self._comeback.look(now_s, hits, decoding, self._yields.first):
             self._yields.learn(now_s, decoding * self._comeback.fresh(now_s), k, accepted)
 
-    def switched(self, now_s: float, before: int, after: int) -> None:
-        """The K in use changes: a pause begins or ends, or neither."""
+    def switched(self, now_s: float, before: int, after: int, saved_s: float = 0.0) -> None:
+        """The K in use changes: a pause begins or ends, or neither. `saved_s` is what being `DEEP` saved, if it was."""
+        if before == DEEP:
+            self._comeback.saved(saved_s, self._yields.tokens()[-1])
         if after == self._pause:
             self._comeback.pause(now_s, self._yields.first)
         elif before == self._pause:
@@ -130,13 +135,17 @@ class Belief:
         return self._times.is_strange(decoding, k)
 
     def price_s(self, before: int, after: int) -> float:
-        """What a switch costs, in seconds of work. Going deep costs what coming back from there will."""
+        """What a switch costs, in seconds of work. What coming back from `DEEP` costs is asked for going there."""
         tokens, comeback_s = self._yields.tokens(), 0.0
         if after == DEEP:
-            comeback_s = self._comeback.price_s(tokens[-1])
-        elif before == self._pause:
+            comeback_s = self._comeback.rent_s(tokens[-1])
+        elif before == self._pause != DEEP:
             comeback_s = self._comeback.price_s(tokens[after])
         return self._prices.of(before, after) + comeback_s
+
+    def visit_s(self, after: int) -> float:
+        """What it costs to come back from `DEEP` and to go there again."""
+        return self._comeback.price_s(self._yields.tokens()[-1]) + self.price_s(after, DEEP)
 
     def look_s(self, before: int, after: int) -> float:
         """What the two switches of a probe cost, in seconds of work."""

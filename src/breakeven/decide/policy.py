@@ -30,9 +30,9 @@ __all__ = ["STATE_SCHEMA", "Mode", "Policy", "Settings"]
 
 #: The layout of a state. History: 1, the first.
 STATE_SCHEMA = "breakeven.policy/1"
-#: At a load that stays it decides every so many steps, and learns from them together: a step teaches little, and what
-#: is worked out between two of them keeps the engine waiting.
-_EVERY_STEPS = 4
+#: At a load that stays it decides every so many steps, and learns from them then: a step teaches little, and what is
+#: worked out between two of them keeps the engine waiting. The load stays while it is within these factors.
+_EVERY_STEPS, _LESS, _MORE = 4, 0.75, 1.5
 #: Patience, dwell and the gap between probes are at least so many steps, however long those are: the first step of a K
 #: teaches nothing, and an engine of 300 ms a step would be through with a probe every other one.
 _PATIENT_STEPS, _DWELL_STEPS, _GAP_STEPS = 0.2, 3.0, 8.0
@@ -134,6 +134,10 @@ class Policy:
         """The K for the step that begins now. Never raises."""
         self.steps += 1
         try:
+            self._unseen.append(seen)
+            self._due_in -= 1
+            if self._due_in > 0 and type(seen.decoding) is int and self._least < seen.decoding < self._most:
+                return self._k
             return self._choose(seen)
         except Exception:  # noqa: BLE001  a fault in here must not reach a request: it is counted, and the table decides
             self.faults["exception"] += 1
@@ -156,6 +160,7 @@ class Policy:
         if isinstance(mode, int) and mode not in self.ks:
             raise ValueError(f"K={mode} is none of those that the engine may be told: {list(self.ks)}")
         self._mode: Mode = mode
+        self._due_in = 0
 
     @property
     def probe_share(self) -> float:
@@ -200,9 +205,10 @@ class Policy:
         self._worked_s = 0.0
         self._missing = 0
         self._evidence_s = [0.0] * len(self.ks)
-        self._untaught: list[tuple[float, Step]] = []  # steps, and when they were seen
-        self._undecided_s = 0.0
-        self._due_in = self._decided_at = 0  # steps to the next decision, and the load of the last
+        self._saved_s = 0.0  # by being deep, against the next best
+        self._unseen: list[Observation] = []  # since the last decision
+        # Steps to the next one, but for loads outside of these.
+        self._due_in, self._least, self._most = 0, 0.0, 0.0
 
     def _safe(self, seen: Any) -> int:
         """The K that was fixed, else the table's, whatever was seen."""
@@ -218,17 +224,26 @@ class Policy:
         return max((k for k in self.ks if k <= wanted), default=self.ks[0])
 
     def _choose(self, seen: Observation) -> int:
+        unseen, self._unseen, self._due_in = self._unseen, [], 0
         if not (type(seen.decoding) is int and seen.decoding > 0):
             self.faults["decoding"] += 1
             return self._safe(seen)
-        elapsed_s = self._tick(seen.now_ns)
-        self._take_in(seen.last)
+        elapsed_s = 0.0
+        for each in unseen:
+            elapsed_s += self._tick(each.now_ns)
+            self._take_in(each.last)
         if self._mode == "auto":
             if self._missing < _LOST_AFTER and self._now_s >= self._hold_until_s:
                 return self._decide(seen, elapsed_s)
             self.fallback_steps += 1
             self._prober.stop(self._now_s)
+        else:
+            self._rest(seen.decoding - 1, seen.decoding + 1)
         return self._use(self._mode if isinstance(self._mode, int) else self._by_table(seen.decoding))
+
+    def _rest(self, least: float, most: float) -> None:
+        """The next decision is some steps from now, while the load is between these."""
+        self._due_in, self._least, self._most = _EVERY_STEPS, least, most
 
     def _tick(self, now_ns: int) -> float:
         """Moves the policy's own clock on as the engine's has gone; returns by how much, gaps left out."""
@@ -256,15 +271,7 @@ class Policy:
         self._missing, self._learned_ns = 0, step.begun_ns
         self._learned_k, self._step_s = step.k, step.step_ns / 1e9
         if step.decoding:  # else it read prompts, and nothing else
-            self._untaught.append((self._now_s, step))
-            if len(self._untaught) >= _EVERY_STEPS:
-                self._learn()
-
-    def _learn(self) -> None:
-        """From the steps that were kept for it."""
-        kept, self._untaught = self._untaught, []
-        for seen_s, step in kept:
-            self._belief.learn(seen_s, step)
+            self._belief.learn(self._now_s, step)
 
     def _fault_of(self, step: Step) -> str | None:
         """The signal of a step that can't be; None if it can be learned from."""
@@ -289,36 +296,26 @@ class Policy:
     def _decide(self, seen: Observation, elapsed_s: float) -> int:
         decoding = seen.decoding
         self._worked_s += elapsed_s
-        self._undecided_s += elapsed_s
-        if self._prober.k is None and not self._is_due(decoding):
-            return self._k
-        self._learn()
-        elapsed_s, self._undecided_s = self._undecided_s, 0.0
         if self._prober.k is None and self._belief.is_strange(decoding, self._k):
             self._use(self._by_table(decoding))
         doubts = self._belief.doubts(self._now_s, decoding, self._k)
         gains = self._belief.gains(decoding, self._k)
         if self._prober.k is not None:
             return self._go_on(decoding, gains)
+        self._rest(_LESS * decoding, _MORE * decoding)
         self._prober.earn(elapsed_s)
         self._gather(decoding, gains, doubts, elapsed_s)
         step_s = self._belief.step_s(decoding, self._k)
         ripe = self._ripe(step_s)
-        return self._look(seen, gains, doubts, step_s) if ripe is None else self._use(ripe)
-
-    def _is_due(self, decoding: int) -> bool:
-        """Whether it is time to decide: some steps after the last time, or at another load."""
-        self._due_in -= 1
-        if self._due_in > 0 and 0.75 * self._decided_at < decoding < 1.5 * self._decided_at:
-            return False
-        self._due_in, self._decided_at = _EVERY_STEPS, decoding
-        return True
+        return self._look(seen, gains, doubts, step_s) if ripe is None else self._use(ripe, gains)
 
     def _gather(self, decoding: int, gains: Sequence[float], doubts: Sequence[float], elapsed_s: float) -> None:
         """Adds to the evidence for each K what its gain exceeds dead band and doubt by, over the time since.
 
         What is believed of a K that was never seen at such a load is a reason to look, and no evidence.
         """
+        if self._k == DEEP:
+            self._saved_s += max(0.0, -max(gains[1:])) * elapsed_s
         dead_band, confidence, evidence_s = self._settings.dead_band, self._settings.confidence, self._evidence_s
         for j, (gain, doubt) in enumerate(zip(gains, doubts, strict=True)):
             if doubt < _MOST_DOUBT and not self._belief.is_strange(decoding, self.ks[j]):
@@ -339,18 +336,26 @@ class Policy:
         )
         return k if spare_s >= 0 else None
 
-    def _use(self, k: int) -> int:
+    def _use(self, k: int, gains: Sequence[float] | None = None) -> int:
+        """Switches if it is another K than before. Evidence for what is better still by these gains is kept."""
         if k != self._k:
-            self._learn()
             self.switches += 1
-            self._belief.switched(self._now_s, self._k, k)
-            self._k, self._since_s = k, self._now_s
-            self._evidence_s = [0.0] * len(self.ks)
-            self._due_in = 0
+            self._belief.switched(self._now_s, self._k, k, self._saved_s)
+            self._saved_s = 0.0
+            self._k, self._since_s, self._due_in = k, self._now_s, 0
+            least = gains[self._place[k]] + self._settings.dead_band if gains else math.inf
+            better = (gain > least for gain in gains or self._evidence_s)
+            self._evidence_s = [s if b else 0.0 for s, b in zip(self._evidence_s, better, strict=True)]
         return k
 
     def _look(self, seen: Observation, gains: Sequence[float], doubts: Sequence[float], step_s: float) -> int:
         """Begins a probe, if one is worth it now; returns the K of the next step."""
+        if self._k == DEEP:
+            if self._visits(seen, gains, doubts):
+                return self._k
+            # A look finds how long a step takes, if nothing else.
+            strange = [self._belief.is_strange(seen.decoding, k) for k in self.ks]
+            doubts = [doubt if new else 0.0 for doubt, new in zip(doubts, strange, strict=True)]
         gap_s = max(self._settings.probe_gap_s, _GAP_STEPS * step_s)
         wanted = self._prober.wish(self._now_s, gap_s, gains, doubts, self._settings.dead_band)
         if wanted is None or self._is_at_risk(seen):
@@ -359,7 +364,19 @@ class Policy:
         its_s, look_s = self._belief.step_s(seen.decoding, k), self._belief.look_s(self._k, k)
         self._prober.begin(k, -math.expm1(gains[wanted]), its_s, look_s)
         self.probe_steps += 1
+        self._due_in = 0
         return k
+
+    def _visits(self, seen: Observation, gains: Sequence[float], doubts: Sequence[float]) -> bool:
+        """Comes back from `DEEP`, if another K may be better by now: a look from there finds drafts that fail."""
+        settings, wanted = self._settings, None
+        if not self._is_at_risk(seen):
+            drafting = [j for j, k in enumerate(self.ks) if k > 0]
+            wanted = self._prober.hope(gains, doubts, drafting, settings.dead_band)
+        if wanted is None or not self._prober.buy(self._belief.visit_s(self.ks[wanted])):
+            return False
+        self._use(self.ks[wanted])
+        return True
 
     def _go_on(self, decoding: int, gains: Sequence[float]) -> int:
         """Goes on with a probe, or back to the K in use."""
@@ -368,7 +385,6 @@ class Policy:
         if self._prober.goes_on(self._now_s):
             self.probe_steps += 1
             return k
-        self._due_in = 0
         return self._k
 
     def _is_at_risk(self, seen: Observation) -> bool:

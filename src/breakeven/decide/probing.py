@@ -59,15 +59,28 @@ class Prober:
         if now_s < self._looked_s + gap_s or self._account_s <= 0:
             return None
         self._looked_s = now_s
+        return self.hope(gains, doubts, range(len(gains)), dead_band)
+
+    def hope(
+        self, gains: Sequence[float], doubts: Sequence[float], places: Sequence[int], dead_band: float
+    ) -> int | None:
+        """Which of these places may have the most to it; None where none may have more than what is in use."""
         best, most = None, dead_band
-        for j, (gain, doubt) in enumerate(zip(gains, doubts, strict=True)):
-            if doubt and gain + self._curiosity * doubt > most:
-                best, most = j, gain + self._curiosity * doubt
-        # A full account would only overflow, and hopes that rest on other loads may be wrong for good.
+        for j in places:
+            if doubts[j] and gains[j] + self._curiosity * doubts[j] > most:
+                best, most = j, gains[j] + self._curiosity * doubts[j]
+        # A full account would only overflow, and hopes that rest on other loads or times may be wrong for good.
         if best is None and self._account_s >= _MOST_S:
-            strangest = max(range(len(doubts)), key=doubts.__getitem__)
-            return strangest if doubts[strangest] > STRANGER else None
+            strangest = max(places, key=doubts.__getitem__, default=None)
+            return strangest if strangest is not None and doubts[strangest] > STRANGER else None
         return best
+
+    def buy(self, cost_s: float) -> bool:
+        """Pays for something longer than a probe, if the account has it, or is full."""
+        if self._account_s < min(cost_s, _START_S):
+            return False
+        self._take(cost_s)
+        return True
 
     def begin(self, k: int, lost: float, step_s: float, switches_s: float) -> None:
         """Begins a probe with the step that begins now.

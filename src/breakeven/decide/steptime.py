@@ -12,6 +12,10 @@ engine's steps have heavy tails.
 A step that also reads prompts is longer by so many seconds a prompt token, which are learned beside; such steps teach
 less than decode-only ones, but a full server has few others.
 
+Steps that leave the drafter alone (`DEEP`) can't be longer than those of K = 0, which run it and draft nothing. Where
+what was seen says so, both are taken for their mean (isotonic regression, R. Barlow et al., Statistical Inference under
+Order Restrictions, 1972); where the one was not seen, it is as the other at the worst.
+
 Where nothing has been seen the surface leans on a *trend* (`decide.trend`) plus what the nearest knot of the same K
 was off it (regression kriging), and its doubt grows with the distance.
 """
@@ -22,6 +26,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from breakeven.decide.observed import DEEP
 from breakeven.decide.trend import Point, Trend, fit_trend
 
 __all__ = ["STRANGER", "StepTimes"]
@@ -34,6 +39,9 @@ _MOST = _KNOTS[-1]
 #: Steps after which the surface forgets: some ten seconds of an engine; the mood takes most of what is shorter.
 _MOST_STEPS = 400.0
 _MOOD_S, _MOOD_FADES_S = 1.5, 30.0
+#: A mood is in part that of a load (what interpolates badly, how long its contexts are): a third of it is left when the
+#: load jumps by so many octaves.
+_MOOD_OCTAVES = 2.0
 _SURE_STEPS = 30.0
 #: The variance of a step that reads prompts, in that of a decode-only one.
 _MIXED_NOISE = 3.0
@@ -49,6 +57,8 @@ _LEAN_EVERY_S = 5.0
 #: The standard deviation of what is not known: of a K seen nowhere, whose drafts may cost nothing or a step each; of
 #: one that was seen elsewhere: at the most, next to that, and for each octave between.
 _STRANGE, _FAR, _NEAR, _PER_OCTAVE = 0.7, 0.5, 0.03, 0.1
+#: What a drafter that is kept in step may cost of a step of K = 0, at a load where `DEEP` was not seen.
+_RENT = 0.1
 #: Doubt from which on a load is unknown territory.
 STRANGER = 0.2
 #: The weight of a step time that was measured another day.
@@ -85,6 +95,7 @@ class StepTimes:
     def __init__(self, ks: Sequence[int], now_s: float = 0.0) -> None:
         self._ks = tuple(ks)
         self._row = {k: j for j, k in enumerate(self._ks)}
+        self._is_deep = self._ks[0] == DEEP
         size = (len(self._ks), len(_KNOTS))
         self._log = _grid(size, 0.0)
         self._weight = _grid(size, 0.0)
@@ -94,13 +105,16 @@ class StepTimes:
         self._prompt_s, self._prompt_count = 0.0, 0.0
         self._last_s = self._aged_s = now_s
         self._fitted_s = -math.inf
-        self._centre = 0
+        self._centre, self._batch = 0, 1
 
     def learn(self, now_s: float, decoding: int, k: int, step_s: float, prompt_tokens: int = 0) -> None:
         """Takes a step in; one that also read `prompt_tokens` teaches less, and what reading costs."""
         batch = min(decoding, _MOST)
         if now_s - self._fitted_s > _LEAN_EVERY_S or abs(_PLACES[batch][0] - self._centre) > 1:
             self._lean(now_s, batch)
+        if batch != self._batch:
+            self._mood *= math.exp(-((math.log2(batch / self._batch) / _MOOD_OCTAVES) ** 2))
+            self._batch = batch
         j, (left, share) = self._row[k], _PLACES[batch]
         row, weights = self._log[j], self._weight[j]
         log = row[left] * (1 - share) + row[left + 1] * share + self._mood
@@ -147,13 +161,15 @@ class StepTimes:
     def logs(self, decoding: int) -> list[float]:
         """The logarithm of a step's seconds for each K, without the mood."""
         left, share = _PLACES[min(decoding, _MOST)]
-        return [row[left] * (1 - share) + row[left + 1] * share for row in self._log]
+        logs = [row[left] * (1 - share) + row[left + 1] * share for row in self._log]
+        if self._is_deep and logs[0] > logs[1]:
+            deep, off = (weights[left + (share > 0.5)] + _LEAST_WEIGHT for weights in self._weight[:2])
+            logs[0] = logs[1] = (logs[0] * deep + logs[1] * off) / (deep + off)
+        return logs
 
     def expected_s(self, decoding: int, k: int) -> float:
         """How long a step takes in the present mood, in seconds."""
-        left, share = _PLACES[min(decoding, _MOST)]
-        row = self._log[self._row[k]]
-        return math.exp(row[left] * (1 - share) + row[left + 1] * share + self._mood)
+        return math.exp(self.logs(decoding)[self._row[k]] + self._mood)
 
     def variances(self, now_s: float, decoding: int) -> list[float]:
         """The variance of each of `logs`, without what all K share."""
@@ -226,6 +242,8 @@ class StepTimes:
             trend = fit_trend(points, self._ks, decoding)
             for j, k in enumerate(self._ks):
                 self._lean_row(j, k, trend)
+            if self._is_deep:
+                self._lean_deep()
 
     def _lean_row(self, j: int, k: int, trend: Trend) -> None:
         weights, row, variances = self._weight[j], self._log[j], self._prior_variance[j]
@@ -240,6 +258,17 @@ class StepTimes:
                     octaves = _APART[i][nearest]
                     row[i] += off[nearest] * math.exp(-octaves / 2)
                     variances[i] = min(_FAR, _NEAR + _PER_OCTAVE * octaves) ** 2
+
+    def _lean_deep(self) -> None:
+        """Where the drafter was never left alone, a step that does is as one of K = 0 at the worst, and conversely."""
+        (deep, off), (deep_weights, off_weights) = self._log[:2], self._weight[:2]
+        for i, (deep_weight, off_weight) in enumerate(zip(deep_weights, off_weights, strict=True)):
+            if not deep_weight:
+                deep[i] = min(deep[i], off[i])
+                if off_weight:
+                    self._prior_variance[0][i] = min(self._prior_variance[0][i], _RENT**2)
+            elif not off_weight:
+                off[i] = max(deep[i], off[i])
 
 
 def _nearness(weight: float, octaves: float) -> float:
