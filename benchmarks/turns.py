@@ -14,6 +14,7 @@ import json
 import mmap
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -72,9 +73,10 @@ class Turns:
         return time.perf_counter() - began_s
 
     def free(self) -> None:
-        """Lets all go on at once, so that they can end."""
+        """Lets all go on at once, so that they can end. It is the last that is done with it."""
         for seat in self._seats.values():
             self._shared[_SEAT_BYTES * seat + _MAY] = 1
+        shutil.rmtree(self._path.parent)
 
 
 def scheduler(*args: Any, **kwargs: Any) -> Any:
