@@ -82,7 +82,11 @@ def rates_of(
             model = choose_model(identify(server.url, {}), None)
             pool = stack.enter_context(ThreadPoolExecutor(phase.in_flight))
             asked[name] = [pool.submit(answer, server, model, prompt, most) for prompt in prompts]
-        took_s = turns.run(first, lambda name: all(each.done() for each in asked.get(name, ())))
+        try:
+            took_s = turns.run(first, lambda name: all(each.done() for each in asked.get(name, ())))
+        except BaseException:
+            turns.free()  # else the pools wait for answers that get no turn
+            raise
         return {name: sum(each.result() for each in own) / took_s[name] for name, own in asked.items()}
 
 
@@ -108,6 +112,8 @@ def report(rates: dict[str, list[list[float]]], phases: Sequence[Phase]) -> None
         own = {n: [b[i] if i < len(phases) else whole(b, phases) for b in blocks] for n, blocks in rates.items()}
         medians = [f"{median(each):.1f}" for each in own.values()]
         print(f"| {phase} | " + " | ".join(medians + [compared(own[each], own[last]) for each in others]) + " |")
+    if not others:
+        return
     best = [max(others, key=lambda name: median(block[i] for block in rates[name])) for i in range(len(phases))]
     ratios = [
         [own / rates[name][b][i] for i, (own, name) in enumerate(zip(block, best, strict=True))]

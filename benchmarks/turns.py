@@ -76,7 +76,7 @@ class Turns:
         """Lets all go on at once, so that they can end. It is the last that is done with it."""
         for seat in self._seats.values():
             self._shared[_SEAT_BYTES * seat + _MAY] = 1
-        shutil.rmtree(self._path.parent)
+        shutil.rmtree(self._path.parent, ignore_errors=True)
 
 
 def scheduler(*args: Any, **kwargs: Any) -> Any:
@@ -103,16 +103,18 @@ def _by_turns(own: Callable[..., Any], shared: mmap.mmap, seat: int) -> Callable
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
         global _waited_ns
+        began_ns = time.perf_counter_ns()
         shared[seat + _DOES] = 1
-        if not shared[seat + _MAY]:
+        if shared[seat + _MAY]:
+            return own(*args, **kwargs)
+        _signal_workers(signal.SIGSTOP)
+        while not shared[seat + _MAY]:
             shared[seat + _DOES] = 0
-            began_ns = time.perf_counter_ns()
-            _signal_workers(signal.SIGSTOP)
             while not shared[seat + _MAY]:
                 time.sleep(_LOOK_S)
             shared[seat + _DOES] = 1
-            _signal_workers(signal.SIGCONT)
-            _waited_ns += time.perf_counter_ns() - began_ns
+        _signal_workers(signal.SIGCONT)
+        _waited_ns += time.perf_counter_ns() - began_ns
         return own(*args, **kwargs)
 
     return schedule

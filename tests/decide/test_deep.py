@@ -133,6 +133,46 @@ def test_what_runs_no_drafter_is_never_thought_slower_than_what_does() -> None:
     assert not times.is_strange(128, DEEP), "it is as K = 0 at the worst"
 
 
+def test_is_no_better_than_k_0_where_nothing_near_was_seen() -> None:
+    times = StepTimes((DEEP, 0, 3))
+    for i in range(20):
+        for k, step_s in ((0, 0.045), (3, 0.177)):
+            times.learn(i / 10, 64, k, step_s)
+    deep, off, _ = times.logs(64)
+    assert deep == off
+
+
+def test_goes_on_from_a_state_in_which_the_drafter_was_left_alone() -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    rig.run(30, 4)
+    rig.run(60, 60)
+    assert rig.policy.k == DEEP
+    again = Policy([0, 3], deep=True)
+    again.restore(rig.policy.state())
+    rig.policy = again
+    rig.run(5, 60)
+    rig.run(2, 4)
+    assert again.k == 3
+    assert again.state()["belief"]["yields"]["p"][0] > 0.6, "stale drafts are no news of the prompts"
+
+
+def test_a_pin_is_no_sign_of_what_being_deep_is_worth() -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    rig.policy.mode = DEEP
+    rig.run(30, 60)
+    rig.policy.mode = 3
+    rig.run(1, 60)
+    assert rig.policy.state()["belief"]["comeback"]["worth"] == 1.0
+
+
+def test_an_engine_that_never_drafts_can_leave_its_drafter_alone() -> None:
+    rig = Drafter(Policy([0], deep=True))
+    rig.run(30, 60)
+    rig.policy.mode = DEEP
+    assert set(rig.run(5, 60)) == {DEEP}
+    assert not rig.policy.faults
+
+
 def test_a_state_of_a_policy_that_went_deep_is_not_that_of_one_that_cant() -> None:
     rig = Drafter(Policy([0, 3], deep=True))
     rig.run(120, 60)

@@ -63,6 +63,16 @@ def test_what_slows_one_load_is_not_held_against_another() -> None:
     assert times.expected_s(1, 0) == pytest.approx(0.02, rel=0.05)
 
 
+def test_a_mood_is_kept_from_one_start_to_the_next() -> None:
+    times, rng = StepTimes((0, 3)), random.Random(1)
+    for i in range(500):
+        times.learn(i / 10, 64, 0, (0.02 if i < 400 else 0.03) * math.exp(rng.gauss(0, 0.05)))
+    again = StepTimes((0, 3), 50.0)
+    again.restore(times.state())
+    again.learn(50.0, 64, 0, 0.03)
+    assert again.expected_s(64, 0) == pytest.approx(times.expected_s(64, 0), rel=0.05)
+
+
 def test_works_little_between_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, worked = Policy([0, 3]), 0
 
@@ -403,6 +413,28 @@ def test_signals_that_fail_now_and_then_change_nothing(name: str) -> None:
     assert policy.faults[kind] >= 1
     if kind != "exception":
         assert share(rig.run(30, 60), 0) > 0.9
+
+
+def test_one_bad_signal_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, learned, count = Policy([0, 3]), 0, 0
+
+    def spoil(seen: Observation) -> Observation:
+        nonlocal count
+        count += 1
+        return seen if count % 5 else seen._replace(decoding=None)  # type: ignore[arg-type]
+
+    rig = ByHand(policy, spoil=spoil)
+    rig.run(10, 60)
+    own = policy._belief.learn
+
+    def learn(now_s: float, step: Step) -> None:
+        nonlocal learned
+        learned += 1
+        own(now_s, step)
+
+    monkeypatch.setattr(policy._belief, "learn", learn)
+    assert learned == 0
+    assert len(rig.run(10, 60)) - learned < 5
 
 
 def test_signals_that_stop_leave_the_table_in_charge() -> None:

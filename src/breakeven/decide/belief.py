@@ -23,7 +23,8 @@ from breakeven.decide.yields import Yields
 __all__ = ["Belief", "Estimate"]
 
 
-#: The share of acceptance that is taken to be left after `DEEP` until one was measured: it is no surprise there.
+#: The share of acceptance that is taken to be left after `DEEP`. How long a return takes is measured, which together
+#: with it makes the price.
 _LEFT_BEHIND = 0.3
 
 
@@ -77,14 +78,18 @@ class Belief:
         """Takes drafts in for what they would have been of a drafter that is in step."""
         hits = accepted[0] if accepted else 0
         # Drafts of a drafter that was left alone say what is left of it, and nothing of the prompts.
-        if self._pause == DEEP and self._comeback.is_stale(now_s):
-            return
-        if self._comeback.look(now_s, hits, decoding, self._yields.first):
+        is_lost = self._pause == DEEP and self._comeback.is_stale(now_s)
+        if self._comeback.look(now_s, hits, decoding, self._yields.first) and not is_lost:
             self._yields.learn(now_s, decoding * self._comeback.fresh(now_s), k, accepted)
 
-    def switched(self, now_s: float, before: int, after: int, saved_s: float = 0.0) -> None:
-        """The K in use changes: a pause begins or ends, or neither. `saved_s` is what being `DEEP` saved, if it was."""
-        if before == DEEP:
+    def begin(self, now_s: float, k: int) -> None:
+        """Takes over while `k` is in use."""
+        if k == DEEP:
+            self._comeback.pause(now_s, self._yields.first)
+
+    def switched(self, now_s: float, before: int, after: int, saved_s: float | None = None) -> None:
+        """The K in use changes: a pause begins or ends, or neither. `saved_s` is what being `DEEP` saved, if known."""
+        if saved_s is not None:
             self._comeback.saved(saved_s, self._yields.tokens()[-1])
         if after == self._pause:
             self._comeback.pause(now_s, self._yields.first)

@@ -146,7 +146,8 @@ class Comeback:
         Raises:
             ValueError: it is no state.
         """
-        log_sum, count, fades_s, worth = (float(state[name]) for name in ("log_sum", "count", "fades_s", "worth"))
+        log_sum, count, fades_s = (float(state[name]) for name in ("log_sum", "count", "fades_s"))
+        worth = float(state.get("worth", 1.0))
         if not (abs(log_sum) <= 12 and 0 <= count <= 10 and _LEAST_FADES_S <= fades_s <= _RETURN_S):
             raise ValueError(f"no mean: {log_sum} of {count}, {fades_s} s")
         if not 0 <= worth <= _MOST_SAVED:

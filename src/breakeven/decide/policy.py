@@ -161,6 +161,7 @@ class Policy:
             raise ValueError(f"K={mode} is none of those that the engine may be told: {list(self.ks)}")
         self._mode: Mode = mode
         self._due_in = 0
+        self._saved_s: float | None = None  # by having gone deep, against the next best
 
     @property
     def probe_share(self) -> float:
@@ -190,6 +191,7 @@ class Policy:
             self._belief.restore(state["belief"])
             self._prober.restore(state["prober"])
             self._k = state["k"]
+            self._belief.begin(self._now_s, self._k)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             self._now_s = 0.0
             self._forget()
@@ -200,12 +202,13 @@ class Policy:
         s = self._settings
         self._belief = Belief(self.ks, self._now_s)
         self._belief.assume(self._schedule.levels)
+        self._belief.begin(self._now_s, self._k)
         self._prober = Prober(self._now_s, budget=s.budget, steps=s.probe_steps, curiosity=s.curiosity)
         self._since_s = self._now_s
         self._worked_s = 0.0
         self._missing = 0
         self._evidence_s = [0.0] * len(self.ks)
-        self._saved_s = 0.0  # by being deep, against the next best
+        self._saved_s = None
         self._unseen: list[Observation] = []  # since the last decision
         # Steps to the next one, but for loads outside of these.
         self._due_in, self._least, self._most = 0, 0.0, 0.0
@@ -225,20 +228,21 @@ class Policy:
 
     def _choose(self, seen: Observation) -> int:
         unseen, self._unseen, self._due_in = self._unseen, [], 0
-        if not (type(seen.decoding) is int and seen.decoding > 0):
-            self.faults["decoding"] += 1
-            return self._safe(seen)
         elapsed_s = 0.0
         for each in unseen:
             elapsed_s += self._tick(each.now_ns)
             self._take_in(each.last)
+        if not (type(seen.decoding) is int and seen.decoding > 0):
+            self.faults["decoding"] += 1
+            return self._safe(seen)
         if self._mode == "auto":
             if self._missing < _LOST_AFTER and self._now_s >= self._hold_until_s:
                 return self._decide(seen, elapsed_s)
             self.fallback_steps += 1
-            self._prober.stop(self._now_s)
         else:
             self._rest(seen.decoding - 1, seen.decoding + 1)
+        if self._prober.k is not None:
+            self._prober.stop(self._now_s)
         return self._use(self._mode if isinstance(self._mode, int) else self._by_table(seen.decoding))
 
     def _rest(self, least: float, most: float) -> None:
@@ -314,7 +318,7 @@ class Policy:
 
         What is believed of a K that was never seen at such a load is a reason to look, and no evidence.
         """
-        if self._k == DEEP:
+        if self._saved_s is not None:
             self._saved_s += max(0.0, -max(gains[1:])) * elapsed_s
         dead_band, confidence, evidence_s = self._settings.dead_band, self._settings.confidence, self._evidence_s
         for j, (gain, doubt) in enumerate(zip(gains, doubts, strict=True)):
@@ -341,7 +345,7 @@ class Policy:
         if k != self._k:
             self.switches += 1
             self._belief.switched(self._now_s, self._k, k, self._saved_s)
-            self._saved_s = 0.0
+            self._saved_s = 0.0 if k == DEEP and self._mode == "auto" else None
             self._k, self._since_s, self._due_in = k, self._now_s, 0
             least = gains[self._place[k]] + self._settings.dead_band if gains else math.inf
             better = (gain > least for gain in gains or self._evidence_s)
@@ -351,7 +355,7 @@ class Policy:
     def _look(self, seen: Observation, gains: Sequence[float], doubts: Sequence[float], step_s: float) -> int:
         """Begins a probe, if one is worth it now; returns the K of the next step."""
         if self._k == DEEP:
-            if self._visits(seen, gains, doubts):
+            if self._now_s - self._since_s > self._settings.dwell_s and self._visits(seen, gains, doubts):
                 return self._k
             # A look finds how long a step takes, if nothing else.
             strange = [self._belief.is_strange(seen.decoding, k) for k in self.ks]
@@ -371,7 +375,7 @@ class Policy:
         """Comes back from `DEEP`, if another K may be better by now: a look from there finds drafts that fail."""
         settings, wanted = self._settings, None
         if not self._is_at_risk(seen):
-            drafting = [j for j, k in enumerate(self.ks) if k > 0]
+            drafting = [j for j, k in enumerate(self.ks) if k > 0 and not self._belief.is_strange(seen.decoding, k)]
             wanted = self._prober.hope(gains, doubts, drafting, settings.dead_band)
         if wanted is None or not self._prober.buy(self._belief.visit_s(self.ks[wanted])):
             return False

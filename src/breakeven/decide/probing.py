@@ -76,7 +76,7 @@ class Prober:
         return best
 
     def buy(self, cost_s: float) -> bool:
-        """Pays for something longer than a probe, if the account has it, or is full."""
+        """Pays for something longer than a probe, if the account has it, or is half full."""
         if self._account_s < min(cost_s, _START_S):
             return False
         self._take(cost_s)

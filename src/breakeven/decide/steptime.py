@@ -14,7 +14,8 @@ less than decode-only ones, but a full server has few others.
 
 Steps that leave the drafter alone (`DEEP`) can't be longer than those of K = 0, which run it and draft nothing. Where
 what was seen says so, both are taken for their mean (isotonic regression, R. Barlow et al., Statistical Inference under
-Order Restrictions, 1972); where the one was not seen, it is as the other at the worst.
+Order Restrictions, 1972); where the one was not seen, it is as the other at the worst, and no better where nothing
+near was seen of it either.
 
 Where nothing has been seen the surface leans on a *trend* (`decide.trend`) plus what the nearest knot of the same K
 was off it (regression kriging), and its doubt grows with the distance.
@@ -105,16 +106,16 @@ class StepTimes:
         self._prompt_s, self._prompt_count = 0.0, 0.0
         self._last_s = self._aged_s = now_s
         self._fitted_s = -math.inf
-        self._centre, self._batch = 0, 1
+        self._centre, self._batch = 0, 0
 
     def learn(self, now_s: float, decoding: int, k: int, step_s: float, prompt_tokens: int = 0) -> None:
         """Takes a step in; one that also read `prompt_tokens` teaches less, and what reading costs."""
         batch = min(decoding, _MOST)
         if now_s - self._fitted_s > _LEAN_EVERY_S or abs(_PLACES[batch][0] - self._centre) > 1:
             self._lean(now_s, batch)
-        if batch != self._batch:
+        if self._batch and batch != self._batch:
             self._mood *= math.exp(-((math.log2(batch / self._batch) / _MOOD_OCTAVES) ** 2))
-            self._batch = batch
+        self._batch = batch
         j, (left, share) = self._row[k], _PLACES[batch]
         row, weights = self._log[j], self._weight[j]
         log = row[left] * (1 - share) + row[left + 1] * share + self._mood
@@ -224,6 +225,7 @@ class StepTimes:
         if not (math.isfinite(mood) and 0 < scale < 10 and 0 <= prompt_s < 1 and 0 <= count <= _MOST_STEPS):
             raise ValueError("a mood or a cost of prompts that is none")
         self._mood, self._scale, self._prompt_s, self._prompt_count = mood, scale, prompt_s, count
+        self._batch = 0
 
     def _lean(self, now_s: float, decoding: int) -> None:
         """Ages what was seen, and puts the surface where nothing was on the trend around the present batch."""
@@ -261,12 +263,13 @@ class StepTimes:
 
     def _lean_deep(self) -> None:
         """Where the drafter was never left alone, a step that does is as one of K = 0 at the worst, and conversely."""
-        (deep, off), (deep_weights, off_weights) = self._log[:2], self._weight[:2]
+        (deep, off), (deep_weights, off_weights), variances = self._log[:2], self._weight[:2], self._prior_variance[0]
         for i, (deep_weight, off_weight) in enumerate(zip(deep_weights, off_weights, strict=True)):
             if not deep_weight:
-                deep[i] = min(deep[i], off[i])
+                is_strange = variances[i] > STRANGER**2
+                deep[i] = off[i] if is_strange and off_weight else min(deep[i], off[i])
                 if off_weight:
-                    self._prior_variance[0][i] = min(self._prior_variance[0][i], _RENT**2)
+                    variances[i] = min(variances[i], _RENT**2)
             elif not off_weight:
                 off[i] = max(deep[i], off[i])
 

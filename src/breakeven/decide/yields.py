@@ -58,7 +58,7 @@ class Yields:
     @property
     def first(self) -> float:
         """The believed chance of the first position."""
-        return self._p[0]
+        return self._p[0] if self._p else 0.0
 
     def tokens(self) -> list[float]:
         """Tokens a step and request for drafts of 0, 1, …, most_k tokens."""
