@@ -373,10 +373,10 @@ class Policy:
 
     def _visits(self, seen: Observation, gains: Sequence[float], doubts: Sequence[float]) -> bool:
         """Comes back from `DEEP`, if another K may be better by now: a look from there finds drafts that fail."""
-        settings, wanted = self._settings, None
-        if not self._is_at_risk(seen):
-            drafting = [j for j, k in enumerate(self.ks) if k > 0 and not self._belief.is_strange(seen.decoding, k)]
-            wanted = self._prober.hope(gains, doubts, drafting, settings.dead_band)
+        if self._is_at_risk(seen):
+            return False
+        drafting = [j for j, k in enumerate(self.ks) if k > 0 and not self._belief.is_strange(seen.decoding, k)]
+        wanted = self._prober.hope(gains, doubts, drafting, self._settings.dead_band)
         if wanted is None or not self._prober.buy(self._belief.visit_s(self.ks[wanted])):
             return False
         self._use(self.ks[wanted])
