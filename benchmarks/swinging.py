@@ -7,8 +7,10 @@ A phase `16x32:chat+maths` has 32 requests of these kinds, 16 in flight. The wor
 prompts, each answered with `--max-tokens`, whatever the model would have ended with), so that tokens a second compare
 by the time it takes, and what differs is the arm and the machine. In each phase the arms step by turns of less than a
 second (`turns.py`), until each is through; its time is that of its turns. The last arm is held against each of the
-others, phase by phase, over all phases, and with the best other arm of each phase. Before the first block the last arm
-does one alone, which is in no figure: a policy learns in it.
+others, phase by phase and over all, and against the best other arm of each phase (`decide.envelope`), with Holm's
+correction over the phases. Before the first block the last arm does one alone, which is in no figure: a policy learns
+in it. With `--steady` all blocks of a phase come before the next phase, and the last arm does a phase alone before its
+first block: levels, not a load that swings.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import median
 from typing import Any, NamedTuple
 
 from turns import Turns
 
+from breakeven.decide.envelope import envelope_ratio
+from breakeven.decide.holding import holding
 from breakeven.decide.ratio import Ratio, paired
 from breakeven.engines.http import Client
 from breakeven.engines.identify import choose_model, identify
@@ -36,6 +40,7 @@ from breakeven.engines.vllm import start_vllm
 from breakeven.load.prompts import Prompt, load_prompts
 
 START_LIMIT_S, ANSWER_LIMIT_S = 600.0, 600.0
+_MARGIN = 0.03
 
 
 class Phase(NamedTuple):
@@ -114,13 +119,19 @@ def report(rates: dict[str, list[list[float]]], phases: Sequence[Phase]) -> None
         print(f"| {phase} | " + " | ".join(medians + [compared(own[each], own[last]) for each in others]) + " |")
     if not others:
         return
-    best = [max(others, key=lambda name: median(block[i] for block in rates[name])) for i in range(len(phases))]
-    ratios = [
-        [own / rates[name][b][i] for i, (own, name) in enumerate(zip(block, best, strict=True))]
-        for b, block in enumerate(rates[last])
-    ]
-    mean = compared([1.0] * len(ratios), [geometric_mean(block) for block in ratios])
-    print(f"\n{last} / the best other arm of each phase ({', '.join(best)}), geometric mean: {mean}\n", flush=True)
+    best = {
+        float(i): envelope_ratio([b[i] for b in rates[last]], {n: [b[i] for b in rates[n]] for n in others}, name=last)
+        for i in range(len(phases))
+    }
+    names = {float(i): name_of(phase) for i, phase in enumerate(phases)}
+    found = holding(best, names, arm=last, margin=_MARGIN, unit=("block", 1))
+    print("\n| phase | best other arm | ratio (95 %) | half-width | p, Holm | |\n| --- | --- | --- | --- | --- | --- |")
+    for level in found.levels:
+        if level.value and level.ci95 and level.half_width:
+            inside = f"{level.value:.3f} ({level.ci95.low:.3f} to {level.ci95.high:.3f})"
+            cells = [level.name, " or ".join(level.best), inside, f"{level.half_width:.3f}", f"{level.p_holm:.2f}"]
+            print("| " + " | ".join([*cells, level.state]) + " |")
+    print(f"\n{found.sentence}\n", flush=True)
 
 
 def name_of(phase: Phase) -> str:
@@ -134,12 +145,13 @@ def main() -> None:
     parser.add_argument("--arm", action="append", required=True, metavar="NAME=vllm:…")
     parser.add_argument("--phase", nargs="+", type=read_phase, required=True, metavar="CxN:KINDS")
     parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--steady", action="store_true", help="all blocks of a phase before the next phase")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--flags", default="", help="vLLM's own, for all arms")
     parser.add_argument("--turn", type=float, default=0.02, metavar="SECONDS", help="and the rest of a step (0.02)")
     args = parser.parse_args()
     specs = {name: spec.removeprefix("vllm:") for name, _, spec in (arm.partition("=") for arm in args.arm)}
-    rates: dict[str, list[list[float]]] = {name: [] for name in specs}
+    rates: dict[str, list[list[float]]] = {name: [[] for _ in range(args.blocks)] for name in specs}
     turns = Turns(list(specs), args.turn)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with start_vllm(
@@ -149,18 +161,17 @@ def main() -> None:
         say=say,
         flags={name: [*shlex.split(args.flags), *turns.flags(name)] for name in specs},
     ) as servers:
-        for number in range(args.blocks + 1):
+        plan = [(number, i) for number in range(args.blocks + 1) for i in range(len(args.phase))]
+        for number, i in sorted(plan, key=lambda each: each[1]) if args.steady else plan:
             ours = servers if number else {last: servers[last] for last in list(servers)[-1:]}
-            done: dict[str, list[float]] = {name: [] for name in ours}
-            for phase, prompts in zip(args.phase, work(args.phase, seed=number), strict=True):
-                for name, rate in rates_of(ours, turns, number, phase, prompts, args.max_tokens).items():
-                    done[name].append(rate)
-                say(f"block {number}, {name_of(phase)}: " + ", ".join(f"{n} {own[-1]:.1f}" for n, own in done.items()))
+            phase, prompts = args.phase[i], work(args.phase, seed=number)[i]
+            found = rates_of(ours, turns, number, phase, prompts, args.max_tokens)
+            say(f"block {number}, {name_of(phase)}: " + ", ".join(f"{n} {rate:.1f}" for n, rate in found.items()))
             if number:
-                for name, own in done.items():
-                    rates[name].append(own)
-                report(rates, args.phase)
+                for name, rate in found.items():
+                    rates[name][number - 1].append(rate)
         turns.free()
+    report(rates, args.phase)
 
 
 def say(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.coverage import CAP_S, Scenario, Windows, at_looks, each_second_of_any_batch, judge, simulate
+from benchmarks.intervals import CAP_S, Scenario, Windows, at_looks, each_second_of_any_batch, judge, simulate
 
 from breakeven.levels import DEFAULT_MAX_SECONDS
 from breakeven.load.window import FIRST_LOOK_S

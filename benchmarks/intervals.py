@@ -1,6 +1,6 @@
 """How often a throughput interval holds the true throughput, by simulation, with the stopping rule on.
 
-    python benchmarks/coverage.py [--windows 1000] [--seed 1]
+    python benchmarks/intervals.py [--windows 1000] [--seed 1]
 
 Simulated is a closed loop on an engine that verifies drafts: each step takes 50-80 ms with AR(1) noise, more where a
 request is admitted (prefill), and gives each slot one token and those accepted of K = 3; how many depends on the kind
