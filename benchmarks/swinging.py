@@ -9,8 +9,7 @@ by the time it takes, and what differs is the arm and the machine. In each phase
 second (`turns.py`), until each is through; its time is that of its turns. The last arm is held against each of the
 others, phase by phase and over all, and against the best other arm of each phase (`decide.envelope`), with Holm's
 correction over the phases. Before the first block the last arm does one alone, which is in no figure: a policy learns
-in it. With `--steady` all blocks of a phase come before the next phase, and the last arm does a phase alone before its
-first block: levels, not a load that swings.
+in it. What arms make of loads that stay, `levels.py` measures.
 """
 
 from __future__ import annotations
@@ -145,7 +144,6 @@ def main() -> None:
     parser.add_argument("--arm", action="append", required=True, metavar="NAME=vllm:…")
     parser.add_argument("--phase", nargs="+", type=read_phase, required=True, metavar="CxN:KINDS")
     parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--steady", action="store_true", help="all blocks of a phase before the next phase")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--flags", default="", help="vLLM's own, for all arms")
     parser.add_argument("--turn", type=float, default=0.02, metavar="SECONDS", help="and the rest of a step (0.02)")
@@ -161,14 +159,12 @@ def main() -> None:
         say=say,
         flags={name: [*shlex.split(args.flags), *turns.flags(name)] for name in specs},
     ) as servers:
-        plan = [(number, i) for number in range(args.blocks + 1) for i in range(len(args.phase))]
-        for number, i in sorted(plan, key=lambda each: each[1]) if args.steady else plan:
+        for number in range(args.blocks + 1):
             ours = servers if number else {last: servers[last] for last in list(servers)[-1:]}
-            phase, prompts = args.phase[i], work(args.phase, seed=number)[i]
-            found = rates_of(ours, turns, number, phase, prompts, args.max_tokens)
-            say(f"block {number}, {name_of(phase)}: " + ", ".join(f"{n} {rate:.1f}" for n, rate in found.items()))
-            if number:
-                for name, rate in found.items():
+            for phase, prompts in zip(args.phase, work(args.phase, seed=number), strict=True):
+                found = rates_of(ours, turns, number, phase, prompts, args.max_tokens)
+                say(f"block {number}, {name_of(phase)}: " + ", ".join(f"{n} {rate:.1f}" for n, rate in found.items()))
+                for name, rate in found.items() if number else ():
                     rates[name][number - 1].append(rate)
         turns.free()
     report(rates, args.phase)

@@ -173,6 +173,25 @@ def test_a_policy_that_raises_and_signals_that_lie_reach_no_request(
     assert sum(record.text in texts for record in measured(run)) >= 6
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_a_model_with_n_grams_computes_on_all_cores(
+    broken: tuple[Governed, Path], breakeven: Run, tmp_path: Path
+) -> None:
+    """numba, which looks for them, can tell torch's OpenMP that there is one thread."""
+    server = broken[0].server
+    worker = next(pid for pid in descendants(server.pid) if b"Worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    before = ticks(worker)
+    bench(breakeven, broken[0], tmp_path / "run", "--concurrency", 2, "--requests", 4)
+    busy = sorted(after - before.get(thread, 0) for thread, after in ticks(worker).items())
+    assert busy[-2] > busy[-1] / 4
+
+
+def ticks(pid: int) -> dict[str, int]:
+    """The processor time of each of its threads."""
+    stats = {task.name: (task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()}
+    return {thread: sum(map(int, stat.rpartition(")")[2].split()[11:13])) for thread, stat in stats.items()}
+
+
 def test_answers_under_a_broken_policy_are_the_models_own(auto: Governed, broken: tuple[Governed, Path]) -> None:
     """Teacher-forced: given all that comes before, the model itself would have chosen each of their tokens.
 

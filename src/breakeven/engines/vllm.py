@@ -203,6 +203,9 @@ def _environment(cache_gib: int) -> dict[str, str]:
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": binding,
+        # Else numba, which looks for n-grams, tells OpenMP how many threads there are, and finds one, since the worker
+        # is bound to a core by then. It is torch's OpenMP, which then computes on that core alone.
+        "NUMBA_THREADING_LAYER": os.environ.get("NUMBA_THREADING_LAYER") or "workqueue",
         "VLLM_SERVER_DEV_MODE": "1",  # /server_info, from which the manifest has its configuration
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
