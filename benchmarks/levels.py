@@ -12,20 +12,15 @@ is in a figure. The report is that of `swinging.py`.
 
 from __future__ import annotations
 
-import argparse
-import os
-import shlex
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
-from swinging import START_LIMIT_S, Phase, answer, name_of, read_phase, report, say, work
+from swinging import Phase, answer, options, report, started, tell, work
 from turns import Turns
 
 from breakeven.engines.identify import choose_model, identify
 from breakeven.engines.metrics import Scraper
 from breakeven.engines.process import ServerProcess
-from breakeven.engines.vllm import start_vllm
 from breakeven.load.prompts import Prompt
 
 #: The fractional part of the golden ratio: its multiples are spread evenly.
@@ -101,7 +96,7 @@ def rates_at(
         for number in range(blocks + 1):
             wanted = {name: answers + size for name, answers in wanted.items()}
             found.append(_block(arms, turns, number, wanted))
-            say(f"block {number}, {name_of(phase)}: " + ", ".join(f"{n} {rate:.1f}" for n, rate in found[-1].items()))
+            tell(number, phase, found[-1])
         for arm in arms.values():
             arm.drop()
         turns.run(0, lambda name: arms[name].is_done())
@@ -123,32 +118,16 @@ def _block(arms: Mapping[str, Arm], turns: Turns, number: int, wanted: Mapping[s
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arm", action="append", required=True, metavar="NAME=vllm:…")
-    parser.add_argument("--phase", nargs="+", type=read_phase, required=True, metavar="CxN:KINDS")
-    parser.add_argument("--blocks", type=int, default=6)
+    parser = options(__doc__)
     parser.add_argument("--alone", type=int, default=1, help="blocks that the last arm does alone before (1)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer in the mean")
-    parser.add_argument("--flags", default="", help="vLLM's own, for all arms")
-    parser.add_argument("--turn", type=float, default=0.02, metavar="SECONDS", help="and the rest of a step (0.02)")
     args = parser.parse_args()
-    specs = {name: spec.removeprefix("vllm:") for name, _, spec in (arm.partition("=") for arm in args.arm)}
-    turns = Turns(list(specs), args.turn)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    rates: dict[str, list[list[float]]] = {name: [[] for _ in range(args.blocks)] for name in specs}
-    with start_vllm(
-        specs,
-        requests=max(phase.in_flight for phase in args.phase),
-        start_timeout_s=START_LIMIT_S,
-        say=say,
-        flags={name: [*shlex.split(args.flags), *turns.flags(name)] for name in specs},
-    ) as servers:
-        for phase in args.phase:
+    with started(args) as (servers, turns):
+        rates: dict[str, list[list[float]]] = {name: [[] for _ in range(args.blocks)] for name in servers}
+        for done, phase in enumerate(args.phase, 1):
             for number, block in enumerate(rates_at(servers, turns, phase, args.blocks, args.alone, args.max_tokens)):
                 for name, rate in block.items():
                     rates[name][number].append(rate)
-        turns.free()
-    report(rates, args.phase)
+            report(rates, args.phase[:done])
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -138,36 +138,60 @@ def name_of(phase: Phase) -> str:
     return f"{phase.in_flight}x{phase.requests}" + (f":{'+'.join(phase.kinds)}" if phase.kinds else "")
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def tell(number: int, phase: Phase, found: Mapping[str, float]) -> None:
+    """How a phase of a block went."""
+    say(f"block {number}, {name_of(phase)}: " + ", ".join(f"{name} {rate:.1f}" for name, rate in found.items()))
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """What `started` and the measurements have to be told."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arm", action="append", required=True, metavar="NAME=vllm:…")
     parser.add_argument("--phase", nargs="+", type=read_phase, required=True, metavar="CxN:KINDS")
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--flags", default="", help="vLLM's own, for all arms")
     parser.add_argument("--turn", type=float, default=0.02, metavar="SECONDS", help="and the rest of a step (0.02)")
-    args = parser.parse_args()
+    return parser
+
+
+@contextmanager
+def started(args: argparse.Namespace) -> Iterator[tuple[dict[str, ServerProcess], Turns]]:
+    """The servers of the arms, and who gives them turns."""
     specs = {name: spec.removeprefix("vllm:") for name, _, spec in (arm.partition("=") for arm in args.arm)}
-    rates: dict[str, list[list[float]]] = {name: [[] for _ in range(args.blocks)] for name in specs}
     turns = Turns(list(specs), args.turn)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    with start_vllm(
+    starting = start_vllm(
         specs,
         requests=max(phase.in_flight for phase in args.phase),
         start_timeout_s=START_LIMIT_S,
         say=say,
         flags={name: [*shlex.split(args.flags), *turns.flags(name)] for name in specs},
-    ) as servers:
+    )
+    with ExitStack() as stack:
+        stack.callback(turns.free)  # where a server doesn't start
+        servers = stack.enter_context(starting)
+        stack.callback(turns.free)  # before they are to end
+        yield servers, turns
+
+
+def main() -> None:
+    """Measures and prints."""
+    args = options(__doc__).parse_args()
+    with started(args) as (servers, turns):
+        rates: dict[str, list[list[float]]] = {name: [] for name in servers}
         for number in range(args.blocks + 1):
             ours = servers if number else {last: servers[last] for last in list(servers)[-1:]}
+            done: dict[str, list[float]] = {name: [] for name in ours}
             for phase, prompts in zip(args.phase, work(args.phase, seed=number), strict=True):
                 found = rates_of(ours, turns, number, phase, prompts, args.max_tokens)
-                say(f"block {number}, {name_of(phase)}: " + ", ".join(f"{n} {rate:.1f}" for n, rate in found.items()))
-                for name, rate in found.items() if number else ():
-                    rates[name][number - 1].append(rate)
-        turns.free()
-    report(rates, args.phase)
+                tell(number, phase, found)
+                for name, rate in found.items():
+                    done[name].append(rate)
+            if number:
+                for name, own in done.items():
+                    rates[name].append(own)
+                report(rates, args.phase)
 
 
 def say(text: str) -> None:
