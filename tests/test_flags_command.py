@@ -146,7 +146,10 @@ def test_k_that_a_server_may_never_reach_are_named(breakeven: Run, tmp_path: Pat
         ((*NGRAM, "--policy", "fixed:3"), "fixed:3: K is one of 0, 2, 4"),
         ((*NGRAM, "--policy", "table:nowhere.json"), "nowhere.json can't be read"),
         ((*NGRAM, "--max-num-seqs", "2"), "--max-num-seqs 2"),
-        ((*NGRAM, "--deep"), "--deep is for a drafter with a KV cache (eagle, eagle3, mtp, draft_model), beside --k 0"),
+        (
+            ("--method", "suffix", "--k", "0", "2", "--deep"),
+            "--deep is for eagle, eagle3, mtp, draft_model, ngram, bes",
+        ),
         (("--method", "mtp", "--k", "1", "2", "--deep"), "beside --k 0"),
         ((*NGRAM, "--host", "0.0.0.0"), "--host 0.0.0.0: others than this machine may pin K there"),
         ((*NGRAM, "--port", "70000"), "--port"),

@@ -279,10 +279,30 @@ def test_a_step_that_leaves_the_drafter_alone_is_marked_and_told_apart(
         engine._governor.pin(k, 60)
         outputs.append(engine.schedule({"a": 1}, {}, []))
         engine.update_from_output(outputs[-1], sampled(a=1))
+        assert getattr(engine, deep.MARK) == (k != 2)
     engine.schedule({"a": 1}, {}, [])
     assert [output.num_spec_tokens_to_schedule for output in outputs] == [0, 2, 0]
-    assert [getattr(output, deep.MARK, False) for output in outputs] == [True, False, False]
+    assert [getattr(output, deep.MARK) for output in outputs] == [True, False, False]
     assert [observation.last.k for observation in seen[1:]] == [DEEP, 2, 0]
+    engine.shutdown()
+
+
+@pytest.mark.usefixtures("plugin")
+def test_n_grams_are_left_alone_at_each_step_of_k_0_and_the_policy_has_nothing_to_weigh(
+    seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAKEVEN_POLICY", "fixed:0")
+    engine = act.scheduler(vllm_config=config(method="ngram"))
+    engine.running = ["a"]
+    outputs = []
+    for k in (0, 2):
+        engine._governor.pin(k, 60)
+        outputs.append(engine.schedule({"a": 1}, {}, []))
+        engine.update_from_output(outputs[-1], sampled(a=1))
+    engine.schedule({"a": 1}, {}, [])
+    assert [getattr(output, deep.MARK) for output in outputs] == [True, False]
+    assert [observation.last.k for observation in seen[1:]] == [0, 2]
+    assert DEEP not in engine._governor.ks
     engine.shutdown()
 
 
@@ -290,7 +310,7 @@ def test_a_step_that_leaves_the_drafter_alone_is_marked_and_told_apart(
 @pytest.mark.parametrize(
     ("changed", "variables", "says"),
     [
-        ({"method": "ngram"}, {}, "the drafter ngram is none of eagle, eagle3, mtp, draft_model"),
+        ({"method": "suffix"}, {}, "the drafter suffix is none of eagle, eagle3, mtp, draft_model, ngram"),
         ({"v2": True}, {}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ({}, {"VLLM_PLUGINS": "lora"}, "VLLM_PLUGINS=lora leaves breakeven out"),
     ],

@@ -145,7 +145,15 @@ def test_what_is_asked_for_becomes_vllms_own_configuration(text: str, means: obj
 
 @pytest.mark.parametrize(
     "text",
-    ["off", "ngram:4", "eagle3:[[1,4,3],[9,64,0]]", "ngram:auto@0,2,4", "eagle3:fixed:2@1,2", "eagle3:auto@deep,0,2"],
+    [
+        "off",
+        "ngram:4",
+        "eagle3:[[1,4,3],[9,64,0]]",
+        "ngram:auto@0,2,4",
+        "eagle3:fixed:2@1,2",
+        "eagle3:auto@deep,0,2",
+        "ngram:auto@deep,0,2",
+    ],
 )
 def test_it_is_shown_as_it_was_written(text: str) -> None:
     assert str(parse_speculation(text)) == text
@@ -174,8 +182,8 @@ def test_it_is_shown_as_it_was_written(text: str) -> None:
         ("ngram:auto@0,x", "among two or more K"),
         ("ngram:auto@0,17", "among two or more K"),
         ("ngram:outo@0,2", "'outo' is no policy"),
-        ("ngram:auto@deep,0,2", "deep is for a drafter with a model"),
-        ("eagle3:auto@deep,1,2", "beside K = 0, as in eagle3:auto@deep,0,1,2"),
+        ("ngram:auto@deep,1,2", "deep is beside K = 0, as in ngram:auto@deep,0,1,2"),
+        ("eagle3:auto@deep,1,2", "deep is beside K = 0, as in eagle3:auto@deep,0,1,2"),
         ("eagle3:auto@0,deep,2", "among two or more K"),
     ],
 )

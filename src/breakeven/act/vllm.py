@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from breakeven.act.deep import MARK, check_drafter
+from breakeven.act.deep import CACHED, MARK, check_drafter
 from breakeven.act.governor import Governor
 from breakeven.act.page import open_page
 from breakeven.act.settings import Control, read_control
@@ -46,14 +46,15 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
     Raises:
         RuntimeError: the server can't be controlled, or was told something that can't be: in one line, with the mend.
     """
-    vllm_config = kwargs.get("vllm_config", args[0] if args else None)
+    vllm_config: Any = kwargs.get("vllm_config", args[0] if args else None)
     try:
         control = read_control()
         _check(vllm_config, untried=control.untried)
         if control.deep:
             check_drafter(vllm_config)
+        method = vllm_config.speculative_config.method
         engine = _class(vllm_config)(*args, **kwargs)
-        engine.govern(control)
+        engine.govern(control, method)
     except UsageError as error:
         raise RuntimeError(f"breakeven: {error}") from None
     return engine
@@ -110,8 +111,8 @@ class _Governed:
     kv_cache_manager: Any
     _inflight_prefills: Any
 
-    def govern(self, control: Control) -> None:
-        """Begins; called once, when the scheduler is complete.
+    def govern(self, control: Control, method: str) -> None:
+        """Begins; called once, when the scheduler is complete. `method` is the drafter, as vLLM calls it.
 
         Raises:
             UsageError: policy, schedule, K, key or port can't be.
@@ -124,14 +125,16 @@ class _Governed:
         ks = sorted(set(table[1:]))
         if control.deep and ks[0]:
             raise UsageError(f"BREAKEVEN_DEEP: 0 is none of the K that are declared, {', '.join(map(str, ks))}")
-        policy = policy_of(control.policy, ks, objective_ms=control.objective_ms, deep=control.deep)
+        # The K whose steps leave the drafter alone: where it has no cache there is nothing to weigh.
+        self._resting = (DEEP if method in CACHED else 0,) if control.deep else ()
+        policy = policy_of(control.policy, ks, objective_ms=control.objective_ms, deep=DEEP in self._resting)
         self._governor = Governor(policy, control.policy)
         if control.state is not None:
             _log.info("breakeven: %s", self._governor.restore(control.state))
         self._table: list[int] = table
         self._since_ns: int | None = None  # when the work began that is now under way
-        # What was scheduled, and when that step began at the earliest.
-        self._under_way: deque[tuple[Any, int]] = deque()
+        # What was scheduled, with which K, and when that step began at the earliest.
+        self._under_way: deque[tuple[Any, int, int]] = deque()
         self._page: ThreadingHTTPServer | None = open_page(self._governor, control)
         self._ended, self._state = threading.Event(), control.state
         if self._state is not None:
@@ -145,9 +148,11 @@ class _Governed:
         """vLLM's; notes when the step began, which is when the one before it ended if there was work all the time."""
         begun_ns = time.monotonic_ns() if self._since_ns is None else self._since_ns
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        if self._governor.active_k == DEEP and not output.num_spec_tokens_to_schedule:
-            setattr(output, MARK, True)
-        self._under_way.append((output, begun_ns))
+        k, drafts = self._governor.active_k, output.num_spec_tokens_to_schedule
+        rests = not drafts and k in self._resting
+        setattr(self, MARK, not drafts)
+        setattr(output, MARK, rests)
+        self._under_way.append((output, k if rests else drafts, begun_ns))
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -155,9 +160,10 @@ class _Governed:
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         now_ns = time.monotonic_ns()
         try:
-            begun_ns = max(self._begun(scheduler_output), self._since_ns or 0)
+            k, begun_ns = self._begun(scheduler_output)
+            begun_ns = max(begun_ns, self._since_ns or 0)
             if scheduler_output.total_num_scheduled_tokens:
-                self._governor.report(_step(scheduler_output, model_runner_output, begun_ns, now_ns))
+                self._governor.report(_step(scheduler_output, model_runner_output, k, begun_ns, now_ns))
         except Exception:  # noqa: BLE001  a signal that another release gives differently must not reach a request
             self._governor.fault("step")
         self._since_ns = now_ns if self.running else None
@@ -184,19 +190,19 @@ class _Governed:
             self._governor.fault("load")
             return self._table[min(scheduled, len(self._table) - 1)]
 
-    def _begun(self, scheduler_output: Any) -> int:
-        """When a step began at the earliest; with asynchronous scheduling, two are under way."""
+    def _begun(self, scheduler_output: Any) -> tuple[int, int]:
+        """A step's K, and when it began at the earliest; with asynchronous scheduling, two are under way."""
         while True:
-            output, begun_ns = self._under_way.popleft()
+            output, k, begun_ns = self._under_way.popleft()
             if output is scheduler_output:
-                return begun_ns
+                return k, begun_ns
 
     def _keep(self, path: Path) -> None:
         while not self._ended.wait(_KEEP_S):
             self._governor.keep(path)
 
 
-def _step(scheduler_output: Any, model_runner_output: Any, begun_ns: int, now_ns: int) -> Step:
+def _step(scheduler_output: Any, model_runner_output: Any, k: int, begun_ns: int, now_ns: int) -> Step:
     drafts = scheduler_output.scheduled_spec_decode_tokens
     new = {request.req_id for request in scheduler_output.scheduled_new_reqs}
     decoding, prefill_tokens = decoded(scheduler_output.num_scheduled_tokens, drafts, new)
@@ -204,7 +210,7 @@ def _step(scheduler_output: Any, model_runner_output: Any, begun_ns: int, now_ns
         begun_ns=begun_ns,
         step_ns=now_ns - begun_ns,
         decoding=decoding,
-        k=DEEP if getattr(scheduler_output, MARK, False) else scheduler_output.num_spec_tokens_to_schedule,
+        k=k,
         drafts=len(drafts),
         accepted=_accepted(drafts, model_runner_output),
         prefill_tokens=prefill_tokens,

@@ -82,7 +82,7 @@ def _run(args: argparse.Namespace) -> int:
     held = args.max_num_seqs or _knee(schedule, len(ks))
     settings = drafter(schedule, args.method, args.draft_model)
     if args.deep and (settings["method"] not in DEEP_METHODS or min(ks)):
-        raise UsageError(f"--deep is for a drafter with a KV cache ({', '.join(DEEP_METHODS)}), beside --k 0")
+        raise UsageError(f"--deep is for {', '.join(DEEP_METHODS)}, beside --k 0")
     table = declared(ks, held or TABLE_TO, schedule)
     model = args.model or (schedule.model if schedule else _MODEL)
     words = ["vllm", "serve", model, "--scheduler-cls", "breakeven.act.vllm.scheduler"]

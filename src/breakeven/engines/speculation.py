@@ -93,8 +93,8 @@ def _parse_policy(text: str, method: str, policy: str, listed: str) -> Speculati
         raise _refused(text, f"a policy chooses among two or more K from 0 to {MOST_K}, as in {method}:auto@0,2,4")
     if policy.partition(":")[0] not in POLICIES:
         raise _refused(text, f"{policy!r} is no policy: auto, auto:FILE, table:FILE or fixed:K stands before the @")
-    if deep and (method == "ngram" or ks[-1]):
-        raise _refused(text, "deep is for a drafter with a model, beside K = 0, as in eagle3:auto@deep,0,1,2")
+    if deep and ks[-1]:
+        raise _refused(text, f"deep is beside K = 0, as in {method}:auto@deep,0,1,2")
     return Speculation(method, ks[0], tuple((size, size, k) for size, k in enumerate(ks, 1)), policy, deep)
 
 
