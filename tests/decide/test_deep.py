@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from breakeven.decide.comeback import Comeback
 from breakeven.decide.observed import DEEP
 from breakeven.decide.policy import Policy
 from breakeven.decide.steptime import StepTimes
@@ -16,10 +17,10 @@ class Drafter(ByHand):
     """An engine that pays a `rent` of each step for a drafter that isn't left alone.
 
     Left alone it falls behind within a second; back at work it is whole again after some `fades_s`, and until then
-    loses 0.8 of its drafts at first.
+    loses that share of its drafts at first.
     """
 
-    rent, fades_s = 0.08, 3.0
+    rent, fades_s, loses = 0.08, 3.0, 0.8
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, self._step_ms)
@@ -34,7 +35,7 @@ class Drafter(ByHand):
             self.stale = 1 - (1 - self.stale) * math.exp(-step_s)
         else:
             self.stale *= math.exp(-step_s / self.fades_s)
-        return super().accepted(round(batch * (1 - 0.8 * self.stale)), k)
+        return super().accepted(round(batch * (1 - self.loses * self.stale)), k)
 
 
 def test_a_busy_server_leaves_its_drafter_alone_and_a_calm_one_takes_it_back() -> None:
@@ -81,6 +82,52 @@ def test_what_a_return_costs_is_measured() -> None:
         return learned
 
     assert fades(1.0) < 2.5 < 5.0 < fades(8.0)
+
+
+@pytest.mark.parametrize("loses", [0.07, 0.8])
+def test_what_is_left_of_a_drafter_is_measured_in_the_first_pause_and_at_each_return(loses: float) -> None:
+    rig = Drafter(Policy([0, 3], deep=True))
+    rig.loses = loses
+    comeback = rig.policy._belief._comeback
+    rig.run(60, 4)
+    expected = comeback.left
+    rig.run(60, 60)
+    first = comeback.left
+    assert abs(first - (1 - loses)) < abs(expected - (1 - loses))
+    for _ in range(4):
+        rig.run(30, 4)
+        rig.run(30, 60)
+    assert comeback.left == pytest.approx(max(0.3, 1 - loses), abs=0.1)  # no less than 0.3 is believed
+    assert rig.policy.probe_share < 0.01
+
+
+def test_a_drafter_that_loses_little_is_left_alone_the_sooner() -> None:
+    def waits(loses: float) -> int:
+        rig = Drafter(Policy([0, 3], deep=True))
+        rig.loses = loses
+        for _ in range(4):
+            rig.run(40, 4)
+            rig.run(40, 60)
+        rig.run(40, 4)
+        began_ns = rig.now_ns
+        while rig.policy.k != DEEP:
+            rig.run(0.1, 16)
+        return rig.now_ns - began_ns
+
+    assert waits(0.07) < waits(0.8) / 2
+
+
+def test_the_first_drafts_after_a_return_say_what_was_left_where_no_look_did() -> None:
+    comeback = Comeback(0.5)
+    comeback.pause(0.0, 0.6)
+    assert not comeback.asks(1.0)
+    assert comeback.asks(4.0)
+    comeback.resume(10.0)
+    for tenths in range(150):
+        acceptance = 0.54 if tenths < 10 else 0.6
+        comeback.look(10.0 + tenths / 10, 16 * acceptance, 16, 0.6)
+    # Half a comparison at 0.5 and one at 0.9.
+    assert comeback.left == pytest.approx((0.9 * 0.5**0.5) ** (2 / 3), rel=0.02)
 
 
 def test_comes_back_for_prompts_that_changed_while_it_was_away() -> None:

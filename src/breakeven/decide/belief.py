@@ -25,7 +25,7 @@ __all__ = ["Belief", "Estimate"]
 
 #: The share of acceptance that is taken to be left after `DEEP`. How long a return takes is measured, which together
 #: with it makes the price.
-_LEFT_BEHIND = 0.3
+_LEFT_BEHIND = 0.5
 
 
 class Estimate(NamedTuple):
@@ -147,6 +147,10 @@ class Belief:
         elif before == self._pause != DEEP:
             comeback_s = self._comeback.price_s(tokens[after])
         return self._prices.of(before, after) + comeback_s
+
+    def asks(self, now_s: float) -> bool:
+        """Whether drafts of a drafter that is left alone would tell what is left of it."""
+        return self._pause == DEEP and self._comeback.asks(now_s)
 
     def visit_s(self, after: int) -> float:
         """What it costs to come back from `DEEP` and to go there again."""

@@ -4,9 +4,10 @@ Some engines keep the drafter's KV cache in step while K is 0 (stock vLLM does, 
 it get stale: drafts then fail that would have been right, until the requests that lived through the pause are gone. A
 policy that took such drafts for what they seem would never come back. The share left is a property of the engine, the
 acceptance one of the prompts, and only their product is seen during a pause. Both ends of one tell them apart: what
-probes find soon after its beginning against what was known just before, and what they found last against what is
-found once it is over. Prompts that change at the same moment err to either side, and average out. How long a return
-takes is how many drafts fail until a cache is whole again, of those that were to fail at its beginning.
+probes find soon after its beginning against what was known just before, and what they found last, or else what the
+first drafts after it find, against what is found once it is over. Prompts that change at the same moment err to either
+side, and average out. How long a return takes is how many drafts fail until a cache is whole again, of those that were
+to fail at its beginning.
 
 Who rents until the rent is the price pays twice the price where pauses are long. What pauses have saved so far, in
 prices, predicts the next one: the more it was, the less is waited for, never less than a quarter (ski rental with
@@ -27,6 +28,11 @@ _GETTING_STALE_S, _FADES_S = 1.0, 4.0
 _RETURN_S, _LEAST_FADES_S, _LEAST_LOST = 12.0, 0.5, 0.2
 #: Drafts that make a comparison, and the comparisons that "nothing is lost" weighs as.
 _ENOUGH_DRAFTS, _FAITH = 100, 2.0
+#: What is expected of a drafter that was left alone weighs less: engines and drafters differ.
+_FAITH_BEHIND = 0.5
+#: So far into a pause drafts are looked at to find what is left, while comparisons are fewer than two; and those of so
+#: long after a return say it as well.
+_ASKS_AFTER_S, _AT_FIRST_S = 3.0, 1.0
 _MOST_DRAFTS = 400.0
 _LEAST_LEFT = 0.3
 #: What a pause saved moves the mean by, and what it is at the most, in prices; a price is asked at least in this part.
@@ -47,7 +53,7 @@ class Comeback:
 
     def __init__(self, expected: float = 1.0) -> None:
         self._log_sum, self._count = 0.0, 0.0
-        self._expected = expected
+        self._expected, self._faith = expected, _FAITH if expected == 1.0 else _FAITH_BEHIND
         self.left, self.fades_s, self.worth = expected, _FADES_S, 1.0
         self._paused_s: float | None = None
         self._returned_s = -math.inf
@@ -55,6 +61,7 @@ class Comeback:
         self._hits = self._tried = 0.0  # of the first position, in this pause
         self._found: float | None = None  # acceptance at the end of the last pause
         self._back_hits = self._back_tried = 0.0  # of the first position, since the last return
+        self._first_hits = self._first_tried = 0.0  # and at first
 
     def fresh(self, now_s: float) -> float:
         """The share of acceptance that drafts have at this moment."""
@@ -67,6 +74,11 @@ class Comeback:
     def is_stale(self, now_s: float) -> bool:
         """Whether the drafter is as stale as it gets."""
         return self._paused_s is not None and now_s - self._paused_s > _GETTING_STALE_S
+
+    def asks(self, now_s: float) -> bool:
+        """Whether drafts would tell at this moment what is left, of which little is known."""
+        is_due = self._paused_s is not None and now_s - self._paused_s > _ASKS_AFTER_S
+        return is_due and self._before is not None and self._count < _FAITH
 
     def price_s(self, tokens: float) -> float:
         """What a return costs in seconds of work, at so many tokens a step of fresh drafts."""
@@ -92,7 +104,7 @@ class Comeback:
         if self._paused_s is not None and now_s - self._paused_s > _GETTING_STALE_S:
             self._returned_s = now_s
             self._found = self._hits / self._tried if self._tried >= _ENOUGH_DRAFTS else None
-            self._back_hits = self._back_tried = 0.0
+            self._back_hits = self._back_tried = self._first_hits = self._first_tried = 0.0
         self._paused_s = None
 
     def look(self, now_s: float, hits: float, tried: float, acceptance: float) -> bool:
@@ -100,6 +112,8 @@ class Comeback:
         if self._paused_s is None:
             if now_s - self._returned_s <= _RETURN_S:
                 self._back_hits, self._back_tried = self._back_hits + hits, self._back_tried + tried
+                if now_s - self._returned_s <= _AT_FIRST_S:
+                    self._first_hits, self._first_tried = self._first_hits + hits, self._first_tried + tried
             elif self._back_tried:
                 self._look_back(acceptance)
             return True
@@ -116,6 +130,8 @@ class Comeback:
 
     def _look_back(self, whole: float) -> None:
         """A return is over."""
+        if self._found is None and self._first_tried >= _ENOUGH_DRAFTS:
+            self._found = self._first_hits / self._first_tried
         if self._found is not None:
             self._compare(self._found, whole)
             self._found = None
@@ -126,7 +142,7 @@ class Comeback:
         self._back_hits = self._back_tried = 0.0
 
     def _set_left(self) -> None:
-        log = (self._log_sum + _FAITH * math.log(self._expected)) / (self._count + _FAITH)
+        log = (self._log_sum + self._faith * math.log(self._expected)) / (self._count + self._faith)
         self.left = max(_LEAST_LEFT, min(1.0, math.exp(log)))
 
     def _compare(self, stale: float, whole: float) -> None:

@@ -357,9 +357,13 @@ class Policy:
         if self._k == DEEP:
             if self._now_s - self._since_s > self._settings.dwell_s and self._visits(seen, gains, doubts):
                 return self._k
-            # A look finds how long a step takes, if nothing else.
+            # A look finds how long a step takes, and at first what is left of the drafter.
+            asks = self._belief.asks(self._now_s)
             strange = [self._belief.is_strange(seen.decoding, k) for k in self.ks]
-            doubts = [doubt if new else 0.0 for doubt, new in zip(doubts, strange, strict=True)]
+            doubts = [
+                1.0 if asks and k > 0 else doubt if new else 0.0
+                for k, doubt, new in zip(self.ks, doubts, strange, strict=True)
+            ]
         gap_s = max(self._settings.probe_gap_s, _GAP_STEPS * step_s)
         wanted = self._prober.wish(self._now_s, gap_s, gains, doubts, self._settings.dead_band)
         if wanted is None or self._is_at_risk(seen):

@@ -239,7 +239,7 @@ def _deep(rng: np.random.Generator, world: World) -> World:
         world,
         engine=msgspec.structs.replace(world.engine, residual_ms=residual_ms),
         ks=(DEEP, *world.ks),
-        switching=Switching(world.switching.switch_ms, rng.uniform(0.2, 0.9), rng.uniform(2, 10)),
+        switching=Switching(world.switching.switch_ms, rng.uniform(0.05, 0.9), rng.uniform(2, 10)),
     )
 
 
