@@ -8,7 +8,8 @@ prompts, each answered with `--max-tokens`, whatever the model would have ended 
 by the time it takes, and what differs is the arm and the machine. In each phase the arms step by turns of less than a
 second (`turns.py`), until each is through; its time is that of its turns. The last arm is held against each of the
 others, phase by phase and over all, and against the best other arm of each phase (`decide.envelope`), with Holm's
-correction over the phases. Before the first block the last arm does one alone, which is in no figure: a policy learns
+correction over the phases; the geometric mean over them is against those that were the fastest in the same figures, to
+the last arm's disadvantage. Before the first block the last arm does one alone, which is in no figure: a policy learns
 in it. What arms make of loads that stay, `levels.py` measures.
 """
 
@@ -24,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
 from turns import Turns
@@ -130,7 +131,13 @@ def report(rates: dict[str, list[list[float]]], phases: Sequence[Phase]) -> None
             inside = f"{level.value:.3f} ({level.ci95.low:.3f} to {level.ci95.high:.3f})"
             cells = [level.name, " or ".join(level.best), inside, f"{level.half_width:.3f}", f"{level.p_holm:.2f}"]
             print("| " + " | ".join([*cells, level.state]) + " |")
-    print(f"\n{found.sentence}\n", flush=True)
+    fastest = [max(others, key=lambda n: geometric_mean([b[i] for b in rates[n]])) for i in range(len(phases))]
+    base = [geometric_mean([rates[n][j][i] for i, n in enumerate(fastest)]) for j in range(len(rates[last]))]
+    mean = compared(base, [geometric_mean(block[: len(phases)]) for block in rates[last]])
+    print(
+        f"\ngeometric mean over the phases, against the fastest other arm of each: {mean}\n\n{found.sentence}\n",
+        flush=True,
+    )
 
 
 def name_of(phase: Phase) -> str:
