@@ -77,6 +77,7 @@ def test_a_shell_starts_vllm_with_a_table_of_every_k(breakeven: Run, tmp_path: P
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 1, 4], [2, 2, 2], [3, 256, 0]]
     assert "pip install --no-deps breakeven" in done.stderr
     assert "data parallelism must be 1" in done.stderr
+    assert "NUMBA_THREADING_LAYER=workqueue" in done.stderr
 
 
 def test_a_schedule_says_k_model_drafter_and_the_largest_batch(breakeven: Run, tmp_path: Path) -> None:
@@ -123,6 +124,7 @@ def test_the_engines_process_reads_what_was_asked_for_and_the_key_is_the_shells(
 def test_a_drafter_with_a_cache_may_be_left_alone(breakeven: Run, tmp_path: Path) -> None:
     done = breakeven("flags", "vllm", "--deep", "--policy", f"auto:{write(tmp_path)}")
     assert read_control(pasted(done.stdout, tmp_path)[0]).deep
+    assert "NUMBA" not in done.stderr  # for n-grams
 
 
 def test_k_that_a_server_may_never_reach_are_named(breakeven: Run, tmp_path: Path) -> None:

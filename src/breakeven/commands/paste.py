@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
     words += ["--max-num-seqs", str(held)] if held else []
     print(*variables, shlex.join(words), f"  --speculative-config {shlex.quote(_config(settings, table))}", sep=" \\\n")
     with contextlib.suppress(OSError):  # a full or closed stderr is no reason to fail
-        for note in _notes(args, schedule, model, None if held else table):
+        for note in _notes(args, schedule, model, settings["method"], None if held else table):
             print(f"note: {note}", file=sys.stderr)
     return 0
 
@@ -162,7 +162,7 @@ def _config(settings: dict[str, Any], table: tuple[Range, ...]) -> str:
 
 
 def _notes(
-    args: argparse.Namespace, schedule: Schedule | None, model: str, table: tuple[Range, ...] | None
+    args: argparse.Namespace, schedule: Schedule | None, model: str, method: str, table: tuple[Range, ...] | None
 ) -> list[str]:
     """What the command needs to work; `table` where vLLM isn't told how many requests to hold."""
     from breakeven.decide.declared import SMALLEST_DEFAULT
@@ -173,6 +173,8 @@ def _notes(
         notes.append(f"put the model where {_MODEL} stands")
     if args.key_from_environment:
         notes.append("BREAKEVEN_KEY must be set where this is pasted")
+    if method == "ngram":  # numba, which looks for them, else tells torch's OpenMP that there is one thread
+        notes.append("on processors, n-grams want NUMBA_THREADING_LAYER=workqueue set where this is pasted")
     if schedule and args.method and schedule.method and args.method != schedule.method.lower():
         notes.append(f"the schedule was measured with {schedule.method}, not {args.method}")
     far = {each.k for each in table or ()} - {each.k for each in table or () if each.lo <= SMALLEST_DEFAULT}
