@@ -95,7 +95,8 @@ def _beginning(own: Callable[..., Any]) -> Callable[..., Any]:
         if hasattr(runner, "drafter"):  # the last one of a pipeline has it
             setattr(runner.drafter, MARK, is_marked)
         # With asynchronous scheduling the drafter's side corrects the lengths; of a hybrid model it places the state.
-        is_plain = is_marked and not scheduler_output.scheduled_spec_decode_tokens
+        drafts = scheduler_output.scheduled_spec_decode_tokens or scheduler_output.num_spec_tokens_to_schedule
+        is_plain = is_marked and not drafts
         setattr(runner, MARK, is_plain and not runner.use_async_scheduling and not runner.model_config.is_hybrid)
         with _plain(runner):
             return own(runner, scheduler_output, *args, **kwargs)
